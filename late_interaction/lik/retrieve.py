@@ -13,7 +13,7 @@ from late_interaction._checks.options import (
 )
 from late_interaction._checks.tensors import MASK_DTYPES
 from late_interaction._maxsim import maxsim
-from late_interaction.lik.topk import best_of, bytes_of
+from late_interaction.lik.topk import maxsim_topk
 
 __all__ = ["MaxSimScorer", "retrieve"]
 
@@ -95,8 +95,9 @@ def retrieve(
 ) -> tuple[Tensor, Tensor]:
     """Call :func:`late_interaction.search`."""
     check_positive("top_k", top_k)
-    chunk_bytes = bytes_of("chunk", chunk, D)
-    return best_of(
+    if chunk is not None:
+        check_positive("chunk", chunk)
+    return maxsim_topk(
         Q, D, top_k, q_mask, d_mask,
-        normalize=normalize, chunk_bytes=chunk_bytes, largest=largest, sorted=sorted,
+        normalize=normalize, chunk_size=chunk, largest=largest, sorted=sorted,
     )  # fmt: skip

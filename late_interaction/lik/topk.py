@@ -1,7 +1,5 @@
 """``late_interaction_kernels.topk``: the best documents of each query."""
 
-from typing import Any
-
 from torch import Tensor
 
 from late_interaction._checks.options import check_flag, check_positive
@@ -22,33 +20,14 @@ def maxsim_topk(
     largest: bool = True,
     sorted: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Call :func:`late_interaction.search`."""
-    chunk_bytes = bytes_of("chunk_size", chunk_size, D)
-    return best_of(
-        Q, D, k, q_mask, d_mask,
-        normalize=normalize, chunk_bytes=chunk_bytes, largest=largest, sorted=sorted,
-    )  # fmt: skip
-
-
-def best_of(
-    Q: Tensor,
-    D: Tensor,
-    k: int,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    *,
-    sorted: bool,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return a search's scores and indices, which are sorted either way."""
+    """Call :func:`late_interaction.search`, whose results are sorted either way."""
+    chunk_bytes = None
+    if chunk_size is not None:
+        check_positive("chunk_size", chunk_size)
+        chunk_bytes = chunk_size * max(D[:1].nbytes, 1) if isinstance(D, Tensor) else chunk_size
     check_flag("sorted", sorted)
-    scores, indices = search(Q, D, k, q_mask=q_mask, d_mask=d_mask, **options)
+    scores, indices = search(
+        Q, D, k, q_mask=q_mask, d_mask=d_mask,
+        normalize=normalize, chunk_bytes=chunk_bytes, largest=largest,
+    )  # fmt: skip
     return scores, indices
-
-
-def bytes_of(name: str, documents: int | None, D: Tensor) -> int | None:
-    """Return the bytes of so many documents of ``D``; name: of the argument that says how many."""
-    if documents is None:
-        return None
-    check_positive(name, documents)
-    return documents * max(D[:1].nbytes, 1) if isinstance(D, Tensor) else documents
