@@ -19,7 +19,7 @@ from torch import Tensor
 from late_interaction._maxsim import maxsim_pairs
 from late_interaction.integrations._shared import calls, zero_padded
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, has_kernels, why_left
-from late_interaction.integrations._shared.places import Patch, Place, attribute_of, calling, code_of
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of, code_of
 
 __all__: list[str] = []
 
@@ -209,14 +209,14 @@ _HELPERS = (
 
 
 def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
-    exchange = code_of(_EXCHANGES, calling(function))
+    exchange = code_of(_EXCHANGES, function)
     return lambda module, name: all(hasattr(module, x) for x in _HELPERS) and exchange(module, name)
 
 
 _PLACES: list[Place] = [
     (_MODULE, "max_sim", _code_of(max_sim)),
     (_MODULE, "pairwise_max_sim", _code_of(pairwise_max_sim)),
-    (_WRAPPERS, "_max_sim_scores", code_of(_EXCHANGES, calling(max_sim_scores))),
+    (_WRAPPERS, "_max_sim_scores", code_of(_EXCHANGES, max_sim_scores)),
     (
         _JINA,
         "JinaV4Wrapper.score_multi_vector",

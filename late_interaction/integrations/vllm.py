@@ -28,14 +28,7 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.packed import check_sequences
 from late_interaction.integrations._shared import calls
 from late_interaction.integrations._shared.compat import TURNED_OFF, disabled, why_left
-from late_interaction.integrations._shared.places import (
-    Patch,
-    Place,
-    attribute_of,
-    calling,
-    code_of,
-    module_exists,
-)
+from late_interaction.integrations._shared.places import Patch, Place, attribute_of, code_of, module_exists
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
 
 __all__ = ["compute_maxsim_score_batched", "compute_maxsim_score_offsets"]
@@ -274,8 +267,8 @@ def _step(original: Any) -> Callable[..., list[Tensor]]:
 
 def _places() -> list[Place]:
     places: list[Place] = [
-        (_MODULE, _NAME, code_of(_EXCHANGES, calling(score_batch))),
-        (_OFFLINE, _PAIR, code_of(_EXCHANGES, calling(score_pair))),
+        (_MODULE, _NAME, code_of(_EXCHANGES, score_batch)),
+        (_OFFLINE, _PAIR, code_of(_EXCHANGES, score_pair)),
     ]
     if module_exists("vllm.v1.pool.flash_maxsim"):  # before it, runners called the first of these alone
         parameters = ["self", "queries", "docs"]

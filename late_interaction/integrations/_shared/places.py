@@ -79,8 +79,9 @@ def calling(function: Callable[..., Any], like: Callable[..., Any] | None = None
     return scope["call"]
 
 
-def code_of(exchanges: Exchanges, replacement: Callable[..., Any]) -> Callable[[Any, str], bool]:
-    """Have the function of that name run the replacement's code, if it has the replacement's parameters."""
+def code_of(exchanges: Exchanges, instead: Callable[..., Any]) -> Callable[[Any, str], bool]:
+    """Have the function of that name call the other one, if it has the other's parameters."""
+    replacement = calling(instead)
 
     def patch(module: Any, name: str) -> bool:
         function = getattr(module, name, None)

@@ -5,10 +5,9 @@ functions that hold them are reached whenever they were built. The losses over a
 retrieval evaluator get a method each.
 """
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-from late_interaction.integrations._shared.places import Place, attribute_of, calling, code_of
+from late_interaction.integrations._shared.places import Place, attribute_of, code_of
 from late_interaction.integrations.sentence_transformers import (
     _chunks,
     _colbert,
@@ -29,10 +28,7 @@ patch, unpatch, places = EXCHANGES.patch, EXCHANGES.restore, EXCHANGES.places
 # ---- where they are put ----
 
 
-def _code_of(function: Callable[..., Any]) -> Callable[[Any, str], bool]:
-    return code_of(EXCHANGES, calling(function))
-
-
+_code_of = partial(code_of, EXCHANGES)
 _by_blocks = attribute_of(EXCHANGES, _losses.by_blocks, fits=_losses.namespace_fits)
 SURFACE: list[Place] = [
     (SIMILARITY, "maxsim", _code_of(_similarity.maxsim)),
