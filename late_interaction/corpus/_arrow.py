@@ -1,9 +1,9 @@
 """Shards over the memory of Arrow arrays."""
 
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from late_interaction._checks.options import check_positive
@@ -25,14 +25,14 @@ def shards_of(documents: Any, d: int | None, first_row: int = 0) -> tuple[list[S
         raise ValueError(f"d must be that of the lists, {own}, or None, got {d}")
     d = own or d
     chunks = documents.chunks if isinstance(documents, pa.ChunkedArray) else [documents]
-    rows = [first_row]
-    for chunk in chunks:
-        rows.append(rows[-1] + len(chunk))
+    rows = accumulate(map(len, chunks), initial=first_row)
     if d is None:
         d = find_d(chunks) if len(documents) else 0
     filled = [_shard(chunk, row, d, dtype) for chunk, row in zip(chunks, rows, strict=False) if len(chunk)]
-    empty = Shard(torch.empty(0, d, dtype=dtype, device="cpu"), _integers(()))
-    return filled or [empty], d
+    if not filled:
+        none = torch.zeros(1, dtype=torch.int64, device="cpu")
+        filled = [Shard(torch.empty(0, d, dtype=dtype, device="cpu"), none)]
+    return filled, d
 
 
 def check_type(pa: Any, found: Any, rows: int) -> tuple[int | None, torch.dtype]:
@@ -59,54 +59,40 @@ def check_type(pa: Any, found: Any, rows: int) -> tuple[int | None, torch.dtype]
 def find_d(chunks: list[Any]) -> int:
     """Return the length of the first inner list that is there."""
     for chunk in chunks:
-        offsets = _integers(chunk.offsets)
-        tokens = chunk.values[int(offsets[0]) : int(offsets[-1])].drop_null()
+        tokens = chunk.flatten().drop_null()
         if len(tokens):
             return max(len(tokens[0]), 1)
     raise ValueError("d must be given for lists without a single token, got None")
 
 
-def _integers(array: Any) -> Tensor:
-    return from_dlpack(array) if len(array) else torch.zeros(1, dtype=torch.int64, device="cpu")
-
-
 def _shard(array: Any, row: int, d: int, dtype: torch.dtype) -> Shard:
     """Documents of one array, which share its memory. row: that of the first."""
+    from pyarrow import compute
+
     if array.null_count:
         raise ValueError(f"row {row + first_null(array)} of documents must not be null")
-    offsets = _integers(array.offsets)
-    first, last = int(offsets[0]), int(offsets[-1])
-    tokens = array.values[first:last]
-    offsets = offsets - first if first else offsets
+    offsets = from_dlpack(array.offsets)
+    offsets = offsets - offsets[0] if int(offsets[0]) else offsets
 
     def row_of(token: int) -> int:
         return row + int(torch.searchsorted(offsets, token, right=True)) - 1
 
+    tokens = array.flatten()  # without nulls a view
     if tokens.null_count:
         raise ValueError(f"row {row_of(first_null(tokens))} of documents has a null for a token")
-    values = _values_of(tokens, d, row_of)
+    if not hasattr(tokens.type, "list_size"):
+        lengths = compute.list_value_length(tokens)
+        bad = compute.not_equal(lengths, d).index(True).as_py()
+        if bad >= 0:
+            raise ValueError(
+                f"row {row_of(bad)} of documents must have tokens of {d} values, got one of {lengths[bad]}"
+            )
+    values = tokens.flatten()
     if values.null_count:
         raise ValueError(f"row {row_of(first_null(values) // d)} of documents has a null for a value")
     if not len(values):
         return Shard(torch.empty(0, d, dtype=dtype, device="cpu"), offsets)
     return Shard(from_dlpack(values).view(-1, d), offsets)
-
-
-def _values_of(tokens: Any, d: int, row_of: Any) -> Any:
-    """Return the values of an array of tokens, end to end, once every token is known to have d of them."""
-    if hasattr(tokens.type, "list_size"):
-        return tokens.values[tokens.offset * d : (tokens.offset + len(tokens)) * d]
-    if not len(tokens):
-        return tokens.values[:0]
-    offsets = _integers(tokens.offsets)
-    bad = (offsets.diff() != d).nonzero()
-    if len(bad):
-        token = int(bad[0])
-        raise ValueError(
-            f"row {row_of(token)} of documents must have tokens of {d} values, got one of"
-            f" {int(offsets[token + 1] - offsets[token])}"
-        )
-    return tokens.values[int(offsets[0]) : int(offsets[-1])]
 
 
 def first_null(array: Any) -> int:

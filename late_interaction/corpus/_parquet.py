@@ -36,9 +36,8 @@ def copy(
         with create(d=d or 0, total=rows) as builder:
             for row, batch in _batches(file, column, id_column, builder.documents):
                 ids = None if id_column is None else ids_of(batch.column(1), row)
-                shards, _ = shards_of(batch.column(0), d, row)
-                for shard in shards:
-                    builder._add_shards([Shard(shard.tokens, shard.offsets, None, ids)], column, row)
+                (shard,), _ = shards_of(batch.column(0), d, row)
+                builder._add_shards([Shard(shard.tokens, shard.offsets, None, ids)], column, row)
 
 
 def _batches(file: Any, column: str, id_column: str | None, done: int) -> Iterator[tuple[int, Any]]:
