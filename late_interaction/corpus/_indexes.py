@@ -72,7 +72,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     root = inner if (inner / METADATA).is_file() else folder
     if not (root / METADATA).is_file() or not any((root / name).exists() for name in _SIGNS):
         return None
-    own = _json(root / METADATA)
+    own = _loaded(root / METADATA)
     if not isinstance(own, dict) or "format" in own:  # a corpus says which one it has
         return None
     config = own.get("config") if "config" in own else own
@@ -116,7 +116,7 @@ def open_index(entries: dict[str, Any]) -> tuple[_tokens.Stored, list[Shard], Te
         dead = torch.tensor([x is None for x in ids], dtype=torch.bool, device="cpu")
     mirrored, shards = mirror(codec), list[Shard]()
     for i, own in enumerate(lengths):
-        codes, residuals = files.codes(i), files.residuals(i, codec.width(codec.d))
+        codes, residuals = files.chunk("codes", i), files.chunk("residuals", i, codec.width(codec.d))
         names = None if ids is None else [x or "" for x in ids[ends[i] : ends[i + 1]]]
         offsets = torch.nn.functional.pad(own.cumsum(0), (1, 0))
         shards.append(IndexShard(residuals, offsets, codes, names, codec, mirrored=mirrored))
@@ -136,6 +136,11 @@ def check_codes(folder: Path, shards: list[Shard]) -> None:
 
 # ---- its files ----
 
+_CHUNKS = {
+    "codes": ("integers", (torch.int32, torch.int64)),
+    "residuals": ("contiguous uint8", (torch.uint8,)),
+}
+
 
 class _ColbertFiles:
     """The files of an index of ColBERT. rows: how many tokens each chunk has."""
@@ -151,31 +156,21 @@ class _ColbertFiles:
             )
         return _codec((_loaded(self.root / "centroids.pt"), *buckets), nbits, self.root)
 
-    def codes(self, i: int) -> Tensor:
-        path, codes = self._chunk("codes", i)
-        if codes.dtype not in (torch.int32, torch.int64) or codes.shape != (self.rows[i],):
-            self._refuse(path, i, codes, "integers", [self.rows[i]])
-        return codes
+    def chunk(self, kind: str, i: int, *width: int) -> Tensor:
+        path, x = self._found(kind, i)
+        if not isinstance(x, Tensor):
+            raise CorpusError(f"{path} must be a tensor, got {abbreviate(x)}")
+        (wanted, dtypes), shape = _CHUNKS[kind], [self.rows[i], *width]
+        if x.dtype not in dtypes or list(x.shape) != shape or not (kind == "codes" or x.is_contiguous()):
+            raise CorpusError(
+                f"{path} must have {wanted} {shape}, for the {self.rows[i]} tokens of doclens.{i}.json, got"
+                f" {x.dtype} {shape_of(x)}"
+            )
+        return x
 
-    def residuals(self, i: int, width: int) -> Tensor:
-        path, residuals = self._chunk("residuals", i)
-        shape = [self.rows[i], width]
-        if residuals.dtype != torch.uint8 or list(residuals.shape) != shape or not residuals.is_contiguous():
-            self._refuse(path, i, residuals, "contiguous uint8", shape)
-        return residuals
-
-    def _refuse(self, path: Path, i: int, x: Tensor, kind: str, shape: list[int]) -> None:
-        raise CorpusError(
-            f"{path} must have {kind} {shape}, for the {self.rows[i]} tokens of doclens.{i}.json, got"
-            f" {x.dtype} {shape_of(x)}"
-        )
-
-    def _chunk(self, kind: str, i: int) -> tuple[Path, Tensor]:
+    def _found(self, kind: str, i: int) -> tuple[Path, Any]:
         path = self.root / f"{i}.{kind}.pt"
-        found = _loaded(path)
-        if not isinstance(found, Tensor):
-            raise CorpusError(f"{path} must be a tensor, got {abbreviate(found)}")
-        return path, found
+        return path, _loaded(path)
 
 
 class _FastPlaidFiles(_ColbertFiles):
@@ -185,12 +180,12 @@ class _FastPlaidFiles(_ColbertFiles):
         names = ("centroids", "bucket_cutoffs", "bucket_weights")
         return _codec([_loaded(self.root / f"{name}.npy") for name in names], nbits, self.root, torch.float16)
 
-    def _chunk(self, kind: str, i: int) -> tuple[Path, Tensor]:
+    def _found(self, kind: str, i: int) -> tuple[Path, Any]:
         path, merged = self.root / f"{i}.{kind}.npy", self.root / f"merged_{kind}.npy"
         if path.exists() or not merged.exists():  # what was written last lies in the chunk's own file
             return path, _loaded(path)
         manifest = self.root / f"merged_{kind}.manifest.json"
-        entries = _json(manifest) if manifest.exists() else {}
+        entries = _loaded(manifest) if manifest.exists() else {}
         try:
             own = [
                 int(entries.get(f"{j}.{kind}.npy", {}).get("rows", rows)) for j, rows in enumerate(self.rows)
@@ -216,8 +211,11 @@ def _codec(tables: Any, nbits: int, root: Path, dtype: torch.dtype | None = None
 
 
 def _loaded(path: Path) -> Any:
-    """Map a file of torch.save or NumPy."""
+    """Read a file of JSON, or map one of torch.save or NumPy."""
+    is_json = path.suffix == ".json"
     try:
+        if is_json:
+            return json.loads(path.read_text(encoding="utf-8"))
         if path.suffix == ".pt":
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         import numpy as np
@@ -226,22 +224,12 @@ def _loaded(path: Path) -> Any:
     except FileNotFoundError:
         raise CorpusError(f"{path} is missing, and the index has documents in it") from None
     except (RuntimeError, ValueError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise CorpusError(
-            f"{path} must be an array of an index: it is cut short or changed ({error})"
-        ) from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CorpusError(f"{path} is missing, and the index has documents in it") from None
-    except ValueError as error:
-        raise CorpusError(f"{path} must be JSON: it is cut short or changed ({error})") from None
+        wanted = "JSON" if is_json else "an array of an index"
+        raise CorpusError(f"{path} must be {wanted}: it is cut short or changed ({error})") from None
 
 
 def _lengths(path: Path) -> Tensor:
-    found = _json(path)
+    found = _loaded(path)
     if not isinstance(found, list) or not all(type(x) is int and x >= 0 for x in found):
         raise CorpusError(f"{path} must be a list of the lengths of documents, got {abbreviate(found)}")
     return torch.tensor(found, dtype=torch.int64, device="cpu")
