@@ -21,6 +21,7 @@ from late_interaction._checks.options import (
 from late_interaction._checks.tensors import INDICES, MASK_DTYPES, check_has_d, check_integers, check_not_meta
 from late_interaction._progress import Progress
 from late_interaction._scoring.norm_warning import look, unwatched
+from late_interaction._scoring.normalized import unit
 from late_interaction._scoring.sequences import as_tokens, of_tensor
 from late_interaction._search.result import SearchResult, ids_at
 from late_interaction.corpus import Corpus
@@ -232,12 +233,8 @@ def hard_negatives(
         lowest = torch.tensor(_lowest(own, corpus, rows, keep_empty), dtype=torch.float32, device=device)
         filled = [row + [-1] * (most - len(row)) for row in rows]
         padded = torch.tensor(filled, dtype=torch.int64, device=device).view(len(rows), most)
-        is_positive = torch.cat(
-            [
-                (i.unsqueeze(-1) == p.unsqueeze(1)).any(-1)
-                for i, p in zip(indices.split(_QUERIES), padded.split(_QUERIES), strict=True)
-            ]
-        )
+        blocks = zip(indices.split(_QUERIES), padded.split(_QUERIES), strict=True)
+        is_positive = torch.cat([(i.unsqueeze(-1) == p.unsqueeze(1)).any(-1) for i, p in blocks])
         if include_positives:
             is_positive.zero_()
         columns = choice.columns(scores.masked_fill(indices < 0, torch.nan), is_positive, lowest)
@@ -311,13 +308,8 @@ def _positive_scores(
         if not known:
             found += [torch.empty(0, dtype=torch.float32, device=device) for _ in some]
             continue
-        documents = [corpus[x].to(device) for x in known]
-        texts = [queries[start : start + len(some)], documents]
-        if normalize:
-            texts = [[torch.nn.functional.normalize(x.float(), dim=-1, eps=1e-12) for x in y] for y in texts]
-        else:
-            texts = [[x.float() for x in y] for y in texts]
-        Q, D = map(Tokens.from_list, texts)
+        texts = queries[start : start + len(some)], [corpus[x].to(device) for x in known]
+        Q, D = (Tokens.from_list([unit(x.float()) if normalize else x.float() for x in y]) for y in texts)
         pairs = [(i, known[x]) for i, row in enumerate(some) for x in row]
         at_q, at_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in zip(*pairs, strict=True))
         scores = unwatched(score_pairs_packed, Q.values, D.values, Q.offsets, D.offsets, at_q, at_d)

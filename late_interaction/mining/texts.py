@@ -1,7 +1,7 @@
 """Hard negatives of texts: :func:`mine_hard_negatives`."""
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +16,6 @@ __all__ = ["mine_hard_negatives"]
 Format = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 Columns = dict[str, list[Any]]
-Scored = tuple[str, float]  # a text and its score
 
 
 def mine_hard_negatives(
@@ -96,7 +95,8 @@ def mine_hard_negatives(
     check_flag("output_scores", output_scores)
     check_flag("include_positives", include_positives)
     check_positive("batch_size", batch_size)
-    Choice(num_negatives, **{k: v for k, v in options.items() if k not in ("normalize", "progress")})
+    beside = ("normalize", "progress", "keep_empty")
+    Choice(num_negatives, **{name: x for name, x in options.items() if name not in beside})
     names, anchors, texts = _columns(dataset, anchor_column_name, positive_column_name)
     if include_positives:
         output_format = "n-tuple"
@@ -117,7 +117,7 @@ def mine_hard_negatives(
         D = _encoded("encode_document", model, documents, batch_size, of_corpus)
         options |= {"num_negatives": num_negatives, "include_positives": include_positives}
         found = hard_negatives(Q, D, positives, **options)
-    rows = _Rows(queries, documents, positives, found).all(output_format, output_scores)
+    rows = list(_rows(queries, documents, positives, found, output_format, output_scores))
     return _dataset_like(dataset, {key: [row[i] for row in rows] for i, key in enumerate(keys)})
 
 
@@ -191,46 +191,25 @@ def _encoded(
     return found
 
 
-class _Rows:
-    """Hold what was mined, as rows of a dataset."""
-
-    def __init__(
-        self, queries: list[str], documents: list[str], positives: list[list[int]], found: HardNegatives
-    ) -> None:
-        self._queries = queries
-        self._wanted = found.indices.shape[1]
-        # The positives and the negatives of each query, texts with their scores.
-        self._positives = [
-            [(documents[x], score) for x, score in zip(own, scores.tolist(), strict=True)]
-            for own, scores in zip(positives, found.positive_scores, strict=True)
-        ]
-        self._negatives = [
-            [(documents[x], score) for x, score in zip(own, scores, strict=True) if x >= 0]
-            for own, scores in zip(found.indices.tolist(), found.scores.tolist(), strict=True)
-        ]
-
-    def all(self, output_format: str, output_scores: bool) -> list[list[Any]]:
-        """Rows whose last values may not be wanted."""
-        out: list[list[Any]] = []
-        for query, own, negatives in zip(self._queries, self._positives, self._negatives, strict=True):
-            if output_format == "labeled-pair":
-                labeled = [*((x, score, 1) for x, score in own), *((x, score, 0) for x, score in negatives)]
-                out += [[query, x, score if output_scores else label] for x, score, label in labeled]
-                continue
-            for positive in own:
-                out += self._of_positive(query, positive, negatives, output_format, output_scores)
-        return out
-
-    def _of_positive(
-        self, query: str, positive: Scored, negatives: list[Scored], output_format: str, output_scores: bool
-    ) -> list[list[Any]]:
-        """Rows whose scores, which may not be wanted, come last."""
-        text, score = positive
-        if output_format == "triplet":
-            return [[query, text, x, [score, y]] for x, y in negatives]
-        if not negatives or (output_format == "n-tuple" and len(negatives) < self._wanted):
-            return []
-        texts, scores = [x for x, _ in negatives], [score, *(y for _, y in negatives)]
-        if output_format == "n-tuple":
-            return [[query, text, *texts, scores]]
-        return [[query, [text, *texts], scores if output_scores else [1] + [0] * len(texts)]]
+def _rows(
+    queries: list[str], documents: list[str], positives: list[list[int]], found: HardNegatives,
+    output_format: str, output_scores: bool,
+) -> Iterator[list[Any]]:  # fmt: skip
+    """Yield what was mined as rows of a dataset; scores that may not be wanted come last."""
+    mined = found.positive_scores, found.indices.tolist(), found.scores.tolist()
+    for query, own, own_scores, places, scores in zip(queries, positives, *mined, strict=True):
+        right = [(documents[x], score) for x, score in zip(own, own_scores.tolist(), strict=True)]
+        wrong = [(documents[x], score) for x, score in zip(places, scores, strict=True) if x >= 0]
+        if output_format == "labeled-pair":
+            yield from ([query, x, score if output_scores else 1] for x, score in right)
+            yield from ([query, x, score if output_scores else 0] for x, score in wrong)
+            continue
+        texts = [x for x, _ in wrong]
+        for text, score in right:
+            every = [score, *(y for _, y in wrong)]
+            if output_format == "triplet":
+                yield from ([query, text, x, [score, y]] for x, y in wrong)
+            elif output_format == "n-tuple" and len(texts) == len(places):
+                yield [query, text, *texts, every]
+            elif output_format == "labeled-list" and texts:
+                yield [query, [text, *texts], every if output_scores else [1] + [0] * len(texts)]

@@ -247,6 +247,13 @@ def test_positives_in_a_ranking():
     assert rows[0] == ("abc", "abcq", "abcq", "abcr", "abdq", "xyzq") and len(rows) == 4
 
 
+def test_a_text_without_tokens_is_a_negative_where_it_is_kept():
+    options = {"corpus": [""], "num_negatives": 4}
+    for keep_empty in (False, True):
+        found = mine_hard_negatives(DATASET, Letters(), keep_empty=keep_empty, **options)
+        assert ("" in found["negative"]) == keep_empty
+
+
 def test_prompts_go_to_the_model():
     class Prompted(Letters):
         def encode_query(self, texts, batch_size, prompt=None):
