@@ -82,11 +82,8 @@ def spans_of(D: Tensor, d_mask: Tensor | None) -> tuple[Tensor, Tensor] | None:
     if d_mask is None:
         return starts, torch.full_like(starts, Ld)
     lengths = d_mask.sum(1)
-    return (
-        (starts, lengths)
-        if torch.equal(d_mask, torch.arange(Ld, device="cpu") < lengths.unsqueeze(1))
-        else None
-    )
+    leading = torch.arange(Ld, device="cpu") < lengths.unsqueeze(1)
+    return (starts, lengths) if torch.equal(d_mask, leading) else None
 
 
 def longest(d_mask: Tensor) -> int:
@@ -121,8 +118,8 @@ class CoarseSearch(Search):
         options = self._options
         coarse, largest = options.coarse, options.largest
         with torch.no_grad():
-            makes: Any = MuveraPass if isinstance(coarse, (Muvera, Encodings)) else CodesPass
-            scored = makes(Q, q_mask, coarse, options.normalize).scored(D, d_mask, options.chunk_bytes)
+            by: Any = scored_by_muvera if isinstance(coarse, (Muvera, Encodings)) else scored_by_codes
+            scored = by(coarse, Q, q_mask, D, d_mask, options.normalize, options.chunk_bytes)
             out = without_rank(D, d_mask, options.keep_empty, self._left_out)
             found = _best(scored, Q, D, self._candidates, largest, options.progress, out)
             exact = {"normalize": options.normalize, "precision": options.precision}
@@ -131,90 +128,63 @@ class CoarseSearch(Search):
             return select(scores, found, options.k, largest)
 
 
-class _Pass:
-    """Queries, and their scores with chunks of documents.
-
-    ``scored`` yields the first document's index of each chunk, and scores, on the device of the queries.
-    """
-
-    Q: Tensor
-
-    def __init__(self, normalize: bool) -> None:
-        self._normalize = normalize
-
-    def _tokens(self, x: Tensor) -> Tensor:
-        return unit_rows(x.float(), dim=-1, eps=1e-12) if self._normalize else x
-
-    def _size(self, bytes_each: int, chunk_bytes: int | None) -> int:
-        """Return how many documents are scored at a time."""
-        return min(fitting(len(self.Q), MOST_SCORES), fitting(bytes_each, chunk_bytes or _BYTES))
-
-    def _embeddings(self, D: Tensor, d_mask: Tensor | None, size: int) -> Iterator[tuple[int, Tokens]]:
-        for start, some, (mask,) in chunks(D, (d_mask,), size, self.Q.device):
-            yield start, Tokens._made(self._tokens(some), mask)
+# What scores documents roughly yields the first document's index of each chunk, and scores, on the device of
+# the queries.
+Scored = Iterator[tuple[int, Tensor]]
 
 
-class CodesPass(_Pass):
-    """Queries, and their scores with codes."""
+def _unit(x: Tensor, normalize: bool) -> Tensor:
+    return unit_rows(x.float(), dim=-1, eps=1e-12) if normalize else x
 
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Codec | Codes, normalize: bool) -> None:
-        super().__init__(normalize)
-        self.codes = coarse.to_padded() if isinstance(coarse, Codes) else None
-        self.codec = (coarse.codec if isinstance(coarse, Codes) else coarse).to(Q.device)
-        self.Q, self.q_mask = self._tokens(Q), q_mask
 
-    def scored(
-        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
-    ) -> Iterator[tuple[int, Tensor]]:
-        for start, codes in self._chunks(D, d_mask, chunk_bytes):
-            yield start, unwatched(maxsim, self.Q, codes, self.q_mask)
+def _size(Q: Tensor, bytes_each: int, chunk_bytes: int | None) -> int:
+    """Return how many documents are scored at a time."""
+    return min(fitting(len(Q), MOST_SCORES), fitting(bytes_each, chunk_bytes or _BYTES))
 
-    def _chunks(
-        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
-    ) -> Iterator[tuple[int, Codes]]:
-        codes, device = self.codes, self.Q.device
-        if codes is None:
-            size = self._size(4 * D.shape[1] * D.shape[2], chunk_bytes)
-            for start, tokens in self._embeddings(D, d_mask, size):
-                yield start, self.codec.encode(tokens)
-            return
-        values, mask = codes.values, d_mask if codes.mask is None else codes.mask
-        if values.device == device and chunk_bytes is None:  # what travels goes in small chunks
-            size = fitting(len(self.Q), MOST_SCORES)
+
+def scored_by_codes(
+    coarse: Codec | Codes, Q: Tensor, q_mask: Tensor | None, D: Tensor, d_mask: Tensor | None,
+    normalize: bool, chunk_bytes: int | None,
+) -> Scored:  # fmt: skip
+    device, queries = Q.device, _unit(Q, normalize)
+    if isinstance(coarse, Codec):
+        codec, size = coarse.to(device), _size(Q, 4 * D.shape[1] * D.shape[2], chunk_bytes)
+        for start, some, (mask,) in chunks(D, (d_mask,), size, device):
+            made = codec.encode(Tokens._made(_unit(some, normalize), mask))
+            yield start, unwatched(maxsim, queries, made, q_mask)
+        return
+    codes, codec = coarse.to_padded(), coarse.codec.to(device)
+    values, mask = codes.values, d_mask if codes.mask is None else codes.mask
+    if values.device == device and chunk_bytes is None:  # what travels goes in small chunks
+        size = fitting(len(Q), MOST_SCORES)
+    else:
+        size = _size(Q, values.shape[1] * values.shape[2] * values.itemsize, chunk_bytes)
+    for start, some, beside in chunks(values, (mask, codes.scales, codes.centroids), size, device):
+        yield start, unwatched(maxsim, queries, codes_of(codec, codes.d, some, *beside), q_mask)
+
+
+def scored_by_muvera(
+    coarse: Muvera | Encodings, Q: Tensor, q_mask: Tensor | None, D: Tensor, d_mask: Tensor | None,
+    normalize: bool, chunk_bytes: int | None,
+) -> Scored:  # fmt: skip
+    muvera, made = (coarse, None) if isinstance(coarse, Muvera) else (coarse.muvera, coarse.documents)
+    queries = muvera.encode_queries(Tokens._made(_unit(Q, normalize), q_mask))
+    bytes_each = 4 * (muvera.dim if made is not None else max(muvera.dim, D.shape[1] * D.shape[2]))
+
+    def scores(documents: Tensor) -> Tensor:
+        with without_autocast(Q.device.type):
+            return torch.mm(queries, documents.float().t())
+
+    source, beside = (D, (d_mask,)) if made is None else (made, (None,))
+    for start, some, (mask,) in chunks(source, beside, _size(Q, bytes_each, chunk_bytes), Q.device):
+        if made is None:
+            yield start, scores(muvera.encode_documents(Tokens._made(_unit(some, normalize), mask)))
         else:
-            size = self._size(values.shape[1] * values.shape[2] * values.itemsize, chunk_bytes)
-        for start, some, beside in chunks(values, (mask, codes.scales, codes.centroids), size, device):
-            yield start, codes_of(self.codec, codes.d, some, *beside)
-
-
-class MuveraPass(_Pass):
-    """Queries as MUVERA's encodings, and their inner products with those of documents."""
-
-    def __init__(self, Q: Tensor, q_mask: Tensor | None, coarse: Muvera | Encodings, normalize: bool) -> None:
-        super().__init__(normalize)
-        self.encodings = coarse.documents if isinstance(coarse, Encodings) else None
-        self.muvera = coarse.muvera if isinstance(coarse, Encodings) else coarse
-        self.Q = self.muvera.encode_queries(Tokens._made(self._tokens(Q), q_mask))
-
-    def scored(
-        self, D: Tensor, d_mask: Tensor | None, chunk_bytes: int | None
-    ) -> Iterator[tuple[int, Tensor]]:
-        if self.encodings is not None:
-            size = self._size(4 * self.muvera.dim, chunk_bytes)
-            for start, some, _ in chunks(self.encodings, (), size, self.Q.device):
-                yield start, self._products(some)
-            return
-        size = self._size(4 * max(self.muvera.dim, D.shape[1] * D.shape[2]), chunk_bytes)
-        for start, tokens in self._embeddings(D, d_mask, size):
-            yield start, self._products(self.muvera.encode_documents(tokens))
-
-    def _products(self, documents: Tensor) -> Tensor:
-        with without_autocast(self.Q.device.type):
-            return torch.mm(self.Q, documents.float().t())
+            yield start, scores(some)
 
 
 def _best(
-    scored: Iterator[tuple[int, Tensor]], Q: Tensor, D: Tensor, count: int, largest: bool,
+    scored: Scored, Q: Tensor, D: Tensor, count: int, largest: bool,
     progress: Progress, out: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Find the indices of the best documents of each query, rising: first -1 for no document.

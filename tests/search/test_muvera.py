@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import late_interaction as li
 from late_interaction import Muvera
-from late_interaction._search.first_pass import MuveraPass
+from late_interaction._search.first_pass import scored_by_muvera
 from late_interaction.muvera import Encodings, _random_bits, encoder
 from late_interaction.muvera.encoder import check_parameters
 from late_interaction.reference import muvera_reference
@@ -464,7 +464,7 @@ def test_small_and_empty_tokens_are_normalized_too():
     wanted = muvera.encode_corpus(D, normalize=True).documents
     assert wanted.isfinite().all()
     torch.testing.assert_close(muvera.encode_corpus(small, normalize=True).documents, wanted)
-    ((_, scores),) = MuveraPass(small, None, muvera, True).scored(small, None, None)
+    ((_, scores),) = scored_by_muvera(muvera, small, None, small, None, True, None)
     torch.testing.assert_close(scores, muvera.encode_queries(normalize(D, dim=-1)) @ wanted.t())
     empty = torch.ones(3, 0, 8)
     assert torch.equal(muvera.encode_corpus(empty, normalize=True).documents, muvera.encode_documents(empty))
