@@ -105,12 +105,11 @@ def search(group: Any, device: torch.device, prepare: Callable[[], Query], local
     position(group)
     try:
         query = prepare()
-        facts = tuple(query.facts().values())
+        process = _Exchange(group, device, query)
     except Exception:
         with suppress(RuntimeError):  # which says that this process refused
-            _Exchange(group, device, None, ()).tell()()
+            _Exchange(group, device, None).tell()()
         raise
-    process = _Exchange(group, device, query, facts)
     expected = _ANY if not query.needs_total else _expected.get(group)
     own = None
     if query.runs_ahead and expected is not None and process.fits:
@@ -156,8 +155,9 @@ class _Own:
 class _Exchange:
     """Hold what this process tells the others, and hears from them."""
 
-    def __init__(self, group: Any, device: torch.device, query: Query | None, facts: tuple[int, ...]) -> None:
-        self._group, self._device, self._query, self._facts = group, device, query, facts
+    def __init__(self, group: Any, device: torch.device, query: Query | None) -> None:
+        self._group, self._device, self._query = group, device, query
+        self._facts = {} if query is None else query.facts()
         self.best: Found
 
     @property
@@ -203,7 +203,7 @@ class _Exchange:
     def _notes(self, own: _Own | None) -> list[int]:
         if self._query is None:
             return [REFUSED] * _NOTES
-        notes = [self._query.documents, 0, 0, 0, 0, *self._facts]
+        notes = [self._query.documents, 0, 0, 0, 0, *self._facts.values()]
         if own is not None:
             notes[_FAILED], notes[_SEARCHED], notes[_ASSUMED] = own.error is not None, 1, own.assumed
         return [int(x) for x in notes]
@@ -213,7 +213,7 @@ class _Exchange:
         check_refused(_CALLER, table)
         if self._query is None:
             return table
-        places = enumerate(self._query.facts(), _FACTS)
+        places = enumerate(self._facts, _FACTS)
         alike = {name: [_SHOWN.get(name, int)(row[i]) for row in table] for i, name in places}
         check_alike(_CALLER, alike)
         counts = [row[_DOCUMENTS] for row in table]

@@ -155,9 +155,7 @@ def _of_tokens(D: Tokens, Q: Any, options: Options) -> Search:
     beside = options.d_mask, options.coarse, options.candidates
     if not D.is_packed or D.dtype == torch.float64 or any(x is not None for x in beside):
         return _of_tensor(D, Q, options)  # type: ignore[arg-type]
-    from late_interaction.corpus._search import PackedSearch
-
-    return PackedSearch(D, Q, options)
+    return _packed_search(D, Q, options)
 
 
 @prepare.register
@@ -167,9 +165,7 @@ def _of_codes(D: Codes, Q: Any, options: Options) -> Search:
         check_precision_of_codes(D.codec, options.normalize, options.precision)
     if not D.is_packed or options.d_mask is not None or isinstance(Q, Codes):
         return DenseSearch(D, Q, options)
-    from late_interaction.corpus._search import PackedSearch
-
-    return PackedSearch(D, Q, options)
+    return _packed_search(D, Q, options)
 
 
 @prepare.register(list)
@@ -179,9 +175,13 @@ def _of_list(D: Any, Q: Any, options: Options) -> Search:
         return prepare.dispatch(object)(D, Q, options)
     if D:
         return _of_tokens(Tokens._from_list("D", D), Q, options)
+    return _packed_search(None, Q, replace(options, coarse=None, candidates=None))  # nothing to choose from
+
+
+def _packed_search(D: Tokens | Codes | None, Q: Any, options: Options) -> Search:
     from late_interaction.corpus._search import PackedSearch
 
-    return PackedSearch(None, Q, replace(options, coarse=None, candidates=None))  # nothing to choose from
+    return PackedSearch(D, Q, options)
 
 
 class DenseSearch(Search):

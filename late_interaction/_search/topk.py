@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.dense import check_queries
-from late_interaction._checks.options import Precision, check_flag, check_positive, check_precision
+from late_interaction._checks.options import Precision, check_positive
 from late_interaction._checks.tensors import has_values, scores_dtype
 from late_interaction._progress import Progress, reporter
 from late_interaction._scoring.norm_warning import look
 from late_interaction._search import topk_state
 from late_interaction._search.equal_plans import Alike
 from late_interaction._search.pieces import Piece, piece_of
-from late_interaction._search.prepare import padded
+from late_interaction._search.prepare import Options, padded
 from late_interaction._search.selection import select, select_next, without_rank
 from late_interaction._search.stream import chunks, documents_at_once
 from late_interaction.codes import Codes
@@ -73,12 +73,8 @@ class TopK:
         first: int = 0,
         keep_empty: bool = False,
     ) -> None:
-        check_positive("k", k)
+        Options(k, normalize=normalize, largest=largest, keep_empty=keep_empty, precision=precision)
         topk_state.check_first(first)
-        check_flag("normalize", normalize)
-        check_flag("largest", largest)
-        check_flag("keep_empty", keep_empty)
-        check_precision(precision)
         self._Q, self._q_mask = padded("Q", Q, q_mask)
         tokens: Tensor = self._Q.values if isinstance(self._Q, Codes) else self._Q
         if tokens is self._Q:
@@ -87,7 +83,7 @@ class TopK:
         self._next = int(first)
         self._ranges: topk_state.Ranges = []
         self._values = tokens
-        self._one_thread = OneThread("TopK")
+        self._one_thread = OneThread()
         self._largest, self._keep_empty = largest, keep_empty
         self._options: dict[str, Any] = {"normalize": normalize, "precision": precision}
         Nq = tokens.shape[0] if tokens.dim() == 3 else 1
@@ -243,24 +239,20 @@ class TopK:
 
 
 class OneThread:
-    """Refuse a second thread while a first one is in this context, which may enter it again.
+    """Refuse a second thread while a first one is in this context, which may enter it again."""
 
-    Args:
-        name: what messages call the object.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name, self._lock = name, threading.RLock()
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
-                f"this {self._name} is in use by another thread: it serves one at a time, as the order of"
-                f" calls matters to it. Give each thread a {self._name} of its own"
+                "this TopK is in use by another thread: it serves one at a time, as the order of calls"
+                " matters to it. Give each thread a TopK of its own"
             )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OneThread, (self._name,)  # a copy is another object, which nobody uses yet
+        return OneThread, ()  # a copy is another object, which nobody uses yet

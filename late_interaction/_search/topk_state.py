@@ -32,7 +32,6 @@ def joined(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def check_first(first: Any) -> None:
-    """Check the number of a search's first document."""
     check_integer("first", first)
     if not 0 <= first <= MOST_DOCUMENTS:
         raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
