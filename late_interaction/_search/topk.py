@@ -79,7 +79,7 @@ class TopK:
         tokens: Tensor = self._Q.values if isinstance(self._Q, Codes) else self._Q
         if tokens is self._Q:
             check_queries(tokens)
-        self.k, self.seen = k, 0
+        self.k, self.seen = int(k), 0
         self._next = int(first)
         self._ranges: topk_state.Ranges = []
         self._values = tokens
@@ -190,7 +190,7 @@ class TopK:
                 if not isinstance(other, TopK):
                     raise TypeError(f"others must be TopK, got {type(other).__name__}")
                 used.enter_context(other._one_thread)
-                topk_state.check_alike(other._search(), mine)
+                topk_state.check_alike("a search to merge", other._search(), mine)
                 ranges = topk_state.joined(ranges, other._ranges)
             device, every = self._values.device, [x for x in others if x.seen]
             if every:

@@ -37,12 +37,12 @@ def check_first(first: Any) -> None:
         raise ValueError(f"first must be at least 0 and at most 2**32, got {abbreviate(first)}")
 
 
-def check_alike(search: dict[str, Any], mine: dict[str, Any]) -> None:
-    """Require that a search to merge has the options and shapes of this one."""
-    for name, got in search.items():
-        if got != mine[name]:
-            wanted = f"must be {mine[name]!r}, as in this search"
-            raise ValueError(f"{name} of a search to merge {wanted}, got {got!r}")
+def check_alike(of: str, theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Require the options and shapes of this search of a state, or of a search to merge."""
+    for name, wanted in mine.items():
+        got = theirs[name]
+        if type(got) is not type(wanted) or got != wanted:
+            raise ValueError(f"{name} of {of} must be {wanted!r}, as in this search, got {got!r}")
 
 
 def coming(first: int, count: int) -> Ranges:
@@ -64,10 +64,7 @@ def checked_state(state: Any, search: dict[str, Any]) -> dict[str, Any]:
     unknown = [str(name) for name in found if name not in wanted]
     if unknown:
         raise ValueError(f"state must have no entries but {', '.join(wanted)}: got {', '.join(unknown)}")
-    for name, mine in search.items():
-        theirs = found[name]
-        if type(theirs) is not type(mine) or theirs != mine:
-            raise ValueError(f"{name} of the state must be {mine!r}, as in this search, got {theirs!r}")
+    check_alike("the state", found, search)
     return found
 
 
