@@ -149,7 +149,7 @@ class _Run:
             run, named = partial(_by_name, run, name), dict(others)
         call = _Call(layer, run, rest, named, self.tokens)
         if not torch.is_grad_enabled():
-            return call.whole(hidden)
+            return call.run(call.named, hidden)
         beside = call.detach()
         if id(layer) not in self.only_adds:
             self.only_adds[id(layer)] = _only_adds(call, hidden)
@@ -182,8 +182,8 @@ class _Call:
         """Count the tokens that the layer, but for its feed-forward network, takes together."""
         return self.tokens * (_REST if self.only_adds else 1)
 
-    def whole(self, hidden: Tensor) -> Any:
-        return self.function(hidden, *self.rest, **self.named)
+    def run(self, named: dict[str, Any], hidden: Tensor) -> Any:
+        return self.function(hidden, *self.rest, **named)
 
     def chunks(self, hidden: Tensor) -> Iterator[tuple[slice, Callable[[Tensor], Any]]]:
         """Yield some sequences at a time, and the layer with their part of the arguments."""
@@ -191,21 +191,16 @@ class _Call:
         each = max(1, self.at_once // max(hidden.shape[1], 1)) if self._splits(hidden) else max(batch, 1)
         for begin in range(0, batch, each):
             at = slice(begin, min(begin + each, batch))
-            if (at.start, at.stop) == (0, batch):
-                yield at, self.whole
-                continue
-            named = {name: _cut(name, x, at, batch) for name, x in self.named.items()}
-            yield at, partial(_with, self.function, self.rest, named)
+            named = self.named
+            if (at.start, at.stop) != (0, batch):
+                named = {name: _cut(name, x, at, batch) for name, x in named.items()}
+            yield at, partial(self.run, named)
 
     def _splits(self, hidden: Tensor) -> bool:
         """Tell whether the layer can take some sequences alone: it is known where its arguments have them."""
         batch = hidden.shape[0]
         given = [*self.named.items(), *(("", x) for x in self.rest)]
         return hidden.dim() == 3 and all(_is_known(name, x, batch) for name, x in given)
-
-
-def _with(function: Any, rest: Sequence[Any], named: dict[str, Any], hidden: Tensor) -> Any:
-    return function(hidden, *rest, **named)
 
 
 def _by_name(function: Any, name: str, hidden: Tensor, **named: Any) -> Any:
