@@ -165,6 +165,12 @@ class Codec(ABC):
         return hash((type(self), *self._options().values()))
 
 
+def check_dtype(dtype: Any, wanted: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(dtype, torch.dtype) or dtype not in wanted:
+        *others, last = map(str, wanted)
+        raise TypeError(f"dtype must be {', '.join(others)} or {last}, got {abbreviate(dtype)}")
+
+
 def register(kind: Kind) -> Kind:
     """Make a codec without tensors a node of pytrees, as part of Codes, and loadable."""
     pytree.register_pytree_node(

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from late_interaction import ops
-from late_interaction._checks.messages import abbreviate, shape_of
+from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import check_positive, check_seed
 from late_interaction._checks.plaid import check_nbits
 from late_interaction._checks.tensors import check_not_meta, check_rows
 from late_interaction._scoring.sequences import as_tokens
+from late_interaction.codecs._codec import check_dtype
 from late_interaction.ops.winners import widen
 
 # Tokens meet the centroids as queries of _QUERY, and are encoded BLOCK at a time.
@@ -24,10 +25,7 @@ def check_training(
 ) -> tuple[int, int, int, torch.dtype]:
     check_nbits(nbits)
     check_positive("iterations", iterations)
-    if not isinstance(dtype, torch.dtype) or dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(
-            f"dtype must be torch.float32, torch.float16 or torch.bfloat16, got {abbreviate(dtype)}"
-        )
+    check_dtype(dtype, (torch.float32, torch.float16, torch.bfloat16))
     return nbits, iterations, check_seed(seed), dtype
 
 
@@ -97,12 +95,8 @@ def _spherical_k_means(tokens: Tensor, count: int, iterations: int, seed: int) -
 
 def _farthest(tokens: Tensor, centroids: Tensor, codes: Tensor, count: int) -> Tensor:
     """Find the tokens farthest from their own centroids, by inner product, the lowest of equals first."""
-    similarity = torch.cat(
-        [
-            torch.linalg.vecdot(some, centroids.index_select(0, own))
-            for some, own in zip(tokens.split(BLOCK), codes.split(BLOCK), strict=True)
-        ]
-    )
+    blocks = zip(tokens.split(BLOCK), codes.split(BLOCK), strict=True)
+    similarity = torch.cat([torch.linalg.vecdot(x, centroids.index_select(0, own)) for x, own in blocks])
     return similarity.sort(stable=True).indices[:count]
 
 

@@ -12,7 +12,7 @@ from late_interaction._checks.options import check_flag
 from late_interaction._checks.quantized import check_nbits
 from late_interaction._scoring.codes import check_gradients, check_precision_of_codes
 from late_interaction._scoring.quantized import call_without_gradients, quantize_rows, scale_for
-from late_interaction.codecs._codec import Codec, register
+from late_interaction.codecs._codec import Codec, check_dtype, register
 from late_interaction.codes import Codes
 from late_interaction.tokens import Tokens
 
@@ -107,10 +107,7 @@ class Fp8(Quantized):
     """
 
     def __init__(self, dtype: torch.dtype = torch.float8_e4m3fn) -> None:
-        if not isinstance(dtype, torch.dtype) or dtype not in _FP8:
-            raise TypeError(
-                f"dtype must be torch.float8_e4m3fn or torch.float8_e5m2, got {abbreviate(dtype)}"
-            )
+        check_dtype(dtype, _FP8)
         self.dtype = dtype
         self._dtypes = (dtype,)
 

@@ -9,6 +9,7 @@ from late_interaction._checks.messages import abbreviate, shape_of
 from late_interaction._checks.options import check_flag
 from late_interaction._checks.plaid import INTEGERS, as_codes, check_codebook
 from late_interaction._checks.tensors import (
+    check_device,
     check_integers,
     check_no_forward_ad,
     check_rows,
@@ -253,10 +254,7 @@ class Residual(Codec):
 
     def _checked_centroids(self, values: Tensor, centroids: Any) -> Tensor:
         shape = list(values.shape[:-1])
-        if values.device != self.centroids.device:
-            raise ValueError(
-                f"values must be on the device of the codec, {self.centroids.device}, got {values.device}"
-            )
+        check_device("values", values, "the codec", self.centroids.device)
         check_integers("centroids", centroids, len(shape), str(shape), "values", values.device, INTEGERS)
         if list(centroids.shape) != shape or len(shape) > 2:
             raise ValueError(
@@ -271,10 +269,7 @@ class Residual(Codec):
         return as_codes(centroids)
 
     def _encoded(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, None, Tensor]:
-        if x.device != self.centroids.device:
-            raise ValueError(
-                f"tokens must be on the device of the codec, {self.centroids.device}, got {x.device}"
-            )
+        check_device("tokens", x, "the codec", self.centroids.device)
         if x.shape[-1] != self.d or x.dim() > 3:
             raise ValueError(f"tokens must be [N, L, {self.d}] or [L, {self.d}], got {shape_of(x)}")
         rows = (x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)).flatten(0, -2)
@@ -329,13 +324,9 @@ class Residual(Codec):
         return quantized.score((Q, index, values, extents, *codebook), normalize, precision)
 
 
-def _flatten(codec: Residual) -> tuple[list[Any], None]:
-    return list(codec.state_dict().values()), None
-
-
 pytree.register_pytree_node(
     Residual,
-    _flatten,
+    lambda codec: (list(codec.state_dict().values()), None),
     lambda state, _: Residual._made(*state),
     serialized_type_name="late_interaction.codecs.Residual",
     flatten_with_keys_fn=lambda codec: (

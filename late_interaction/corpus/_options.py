@@ -9,6 +9,7 @@ from late_interaction._checks.messages import abbreviate
 from late_interaction._checks.options import check_flag, check_integer, check_positive
 from late_interaction._progress import Progress
 from late_interaction.codecs import Codec, Residual
+from late_interaction.codecs._codec import check_dtype
 from late_interaction.corpus import _codec_files, _files, _tokens
 
 SHARD_BYTES = 1 << 30
@@ -46,7 +47,7 @@ class BuilderOptions:
     def _check_kind(self) -> None:
         if self.codec is None:
             if self.dtype is not None:
-                _tokens.check_dtype(self.dtype)
+                check_dtype(self.dtype, _tokens.FLOATS)
             return
         _tokens.check_codec(self.codec)
         if self.dtype is not None:

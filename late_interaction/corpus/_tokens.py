@@ -22,12 +22,6 @@ NAMES = {name_of(dtype): dtype for dtype in FLOATS}
 CODECS: dict[str, Codec] = {name_of(codec.stored): codec for codec in (Fp8(), Int8())}
 
 
-def check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in FLOATS:
-        *others, last = (f"torch.{name}" for name in NAMES)
-        raise TypeError(f"dtype must be {', '.join(others)} or {last}, got {abbreviate(dtype)}")
-
-
 def check_codec(codec: object, of: str = "codec") -> Codec:
     """Require a codec whose codes a corpus can search."""
     if not (isinstance(codec, Residual) or codec in CODECS.values()):
