@@ -11,10 +11,6 @@ from late_interaction.corpus import _files, _tokens
 _PARTS = ("centroids", "bucket_cutoffs", "bucket_weights")
 
 
-def _name_of(part: str) -> str:
-    return f"codec.{part}"
-
-
 def entry_of(codec: Codec | None) -> dict[str, Any] | None:
     """Return what the metadata says of a codec, beside the name of what it stores."""
     if not isinstance(codec, Residual):
@@ -29,9 +25,9 @@ def write(folder: Path, codec: Codec | None) -> None:
     entry = entry_of(codec)
     for part, wanted in ({} if entry is None else entry["files"]).items():
         try:
-            _files.check_checksum(folder / _name_of(part), wanted)
+            _files.check_checksum(folder / f"codec.{part}", wanted)
         except _files.CorpusError:
-            _files.write_file(folder / _name_of(part), getattr(codec, part))
+            _files.write_file(folder / f"codec.{part}", getattr(codec, part))
 
 
 def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
@@ -39,9 +35,9 @@ def open_codec(folder: Path, entries: dict[str, Any]) -> Codec | None:
     if entry is None:
         return _tokens.CODECS.get(entries["dtype"])
     for part, file in entry["files"].items():  # they are small, and all tokens hang on them
-        _files.check_checksum(folder / _name_of(part), file)
+        _files.check_checksum(folder / f"codec.{part}", file)
     mapped = [
-        _files.mapped(folder / _name_of(part), entry["files"][part]["bytes"], dtype)
+        _files.mapped(folder / f"codec.{part}", entry["files"][part]["bytes"], dtype)
         for part, dtype in zip(_PARTS, (_tokens.NAMES[entry["dtype"]], *[torch.float32] * 2), strict=True)
     ]
     return Residual(mapped[0].view(entry["centroids"], entries["d"]), mapped[1], mapped[2])

@@ -6,15 +6,13 @@ import fcntl
 import hashlib
 import json
 import os
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FORMAT, VERSION = "late_interaction corpus", 1
 METADATA = "metadata.json"
@@ -55,7 +53,7 @@ def mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def _named(path: Path) -> "Iterator[None]":
+def _named(path: Path) -> Iterator[None]:
     """Have an OSError within say which file it is about."""
     try:
         yield
@@ -69,7 +67,7 @@ class HashedFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.bytes = path, 0
-        self._hash = _new_hash()
+        self._hash = _hash()
         self._file = path.open("wb", buffering=0)
 
     def write(self, data: memoryview) -> None:
@@ -92,29 +90,23 @@ class HashedFile:
 
 def write_file(path: Path, x: Tensor) -> dict[str, Any]:
     """Write a contiguous CPU tensor to the disk, and return the file's entry in the metadata."""
-    file = HashedFile(path)
-    try:
+    with closing(HashedFile(path)) as file:
         file.write(bytes_of(x))
         return file.finish()
-    finally:
-        file.close()
 
 
 def entry_of(x: Tensor) -> dict[str, Any]:
     """Return the entry in the metadata of a file that holds a contiguous CPU tensor."""
-    own, data = _new_hash(), bytes_of(x)
-    own.update(data)
-    return {"bytes": len(data), "blake2b": own.hexdigest()}
+    data = bytes_of(x)
+    return {"bytes": len(data), "blake2b": _hash(data).hexdigest()}
 
 
-def _new_hash() -> Any:
-    return hashlib.blake2b(digest_size=16)
+def _hash(data: bytes | memoryview = b"") -> Any:
+    return hashlib.blake2b(data, digest_size=16)
 
 
 def checksum_of_entries(entries: dict[str, Any]) -> str:
-    own = _new_hash()
-    own.update(json.dumps(entries, sort_keys=True).encode())
-    return own.hexdigest()
+    return _hash(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
 def write_metadata(path: Path, entries: dict[str, Any]) -> None:
@@ -205,7 +197,7 @@ def check_size(path: Path, entry: dict[str, Any]) -> None:
 def check_checksum(path: Path, entry: dict[str, Any]) -> None:
     """Require that a file of a corpus has the checksum that its entry says. Reads all of it."""
     check_size(path, entry)
-    own = _new_hash()
+    own = _hash()
     with path.open("rb") as file:
         while data := file.read(_READ):
             own.update(data)

@@ -43,8 +43,10 @@ class Intake:
         known = [x.columns for x in shards if x.columns is not None]
         self._types = _columns.types_of(known) if known else None
 
-    def shard_of(self, documents: Sequence[Tensor], ids: Sequence[str] | None, columns: Any) -> Shard:
-        """Pack documents, ids and columns as a user gives them."""
+    def blocks_of_documents(
+        self, documents: Sequence[Tensor], ids: Sequence[str] | None, columns: Any
+    ) -> Iterator[Shard]:
+        """Pack documents, ids and columns as a user gives them, for :meth:`blocks_of`."""
         if isinstance(documents, (list, tuple)) and not documents:
             tokens = torch.empty(0, self.stored.d, device="cpu")
         else:
@@ -55,7 +57,7 @@ class Intake:
         ends = list(accumulate((len(x) for x in documents), initial=0))
         offsets = torch.tensor(ends, dtype=torch.int64, device="cpu")
         rows = None if columns is None else _columns.of_documents(columns, len(documents))
-        return Shard(tokens, offsets, None, ids, None, rows)
+        yield from self.blocks_of([Shard(tokens, offsets, None, ids, None, rows)], "documents")
 
     def check(self, shards: Sequence[Shard], name: str, place: int = 0) -> list[Shard]:
         """Require that all documents can be stored, and count them among the others.
@@ -91,10 +93,8 @@ class Intake:
         self.ids.update(ids)
         return found
 
-    def release(self, ids: Any) -> list[int]:
+    def release(self, ids: Sequence[Any]) -> list[int]:
         """Forget ids of documents, and return the numbers of these."""
-        if isinstance(ids, str) or not isinstance(ids, Sequence):
-            raise TypeError(f"ids must be a list of strings, got {type(ids).__name__}")
         unknown = [x for x in ids if x not in self.ids]
         if unknown:
             raise ValueError(f"ids must be those of documents, got {abbreviate(unknown)}, which none has")

@@ -1,8 +1,8 @@
 """A corpus that changes: :class:`Living`, the part of :class:`Corpus` that writes."""
 
 import threading
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,6 @@ from late_interaction.corpus._memory import MemoryWriter
 from late_interaction.corpus._writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from typing_extensions import Self
 
 # Corpora in memory change one after the other.
@@ -45,7 +43,7 @@ class Living(Documents):
         return None if self._generation is None else self._generation.number
 
     @contextmanager
-    def _edit(self) -> "Iterator[Writer | MemoryWriter]":
+    def _edit(self) -> Iterator[Writer | MemoryWriter]:
         """Lend what changes the documents, and then have them as they are."""
         if self._source is not None:
             raise ValueError(
@@ -60,7 +58,7 @@ class Living(Documents):
                 self.__dict__ = type(self)(editor.shards, self._kind()).__dict__
             return
         try:
-            with Writer(known.folder) as writer:
+            with closing(Writer(known.folder)) as writer:
                 writer.take_up(_generations.read(known.folder), known)
                 yield writer
         except OSError as error:
@@ -74,8 +72,9 @@ class Living(Documents):
         """Add documents behind the others.
 
         Args:
-            documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device. They are
-                stored as the others: normalized if those are ``normalized``, encoded by the same ``codec``.
+            documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device; ``L`` may
+                be 0. They are stored as the others: normalized if those are ``normalized``, encoded by the
+                same ``codec``.
             ids: a string for each of them, which no other document has. Either all documents of a corpus have
                 an id, or none.
             columns: metadata, for ``filter`` of a search: a ``pyarrow.Table`` or a dict of lists with a row
@@ -83,7 +82,9 @@ class Living(Documents):
                 first documents brought.
 
         Raises:
-            TypeError, ValueError: documents, ids or columns that do not fit. Nothing was written then.
+            TypeError, ValueError: a document of another ``d``, dtype or device; a token that is not finite or
+                that the corpus's dtype cannot hold; ids that are no strings, not as many, or not new; columns
+                that do not fit. The message names the document. Nothing was written then.
             RuntimeError: another process or thread is writing to the folder.
             OSError: as the disk says. The corpus in the folder is what it was before.
             ImportError: columns without pyarrow.
@@ -101,9 +102,7 @@ class Living(Documents):
             (['b', 'c'], torch.Size([2, 3]))
         """
         with torch.no_grad(), self._edit() as writer:
-            for block in writer.intake.blocks_of(
-                [writer.intake.shard_of(documents, ids, columns)], "documents"
-            ):
+            for block in writer.intake.blocks_of_documents(documents, ids, columns):
                 writer.write(block)
             writer.commit()
 
@@ -178,9 +177,8 @@ class Living(Documents):
             numbers = writer.intake.release(ids)
             if columns is None and writer.intake.has["columns"]:
                 columns = _columns.stacked([x.columns for x in writer.blocks]).take(numbers)
-            added = writer.intake.shard_of(documents, ids, columns)
             writer.delete(numbers)
-            for block in writer.intake.blocks_of([added], "documents"):
+            for block in writer.intake.blocks_of_documents(documents, ids, columns):
                 writer.write(block)
             writer.commit()
 

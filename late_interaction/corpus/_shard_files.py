@@ -71,13 +71,10 @@ def open_shard(folder: Path, entry: dict[str, Any], stored: _tokens.Stored) -> S
 class ShardFiles:
     """The files of the shard that is being written, with the number that their names have."""
 
-    def __init__(self, folder: Path, number: int, like: Shard) -> None:
+    def __init__(self, folder: Path, number: int, like: Shard, beside: str | None) -> None:
         self.documents = self.tokens = 0
-        self._number, self._columns = number, list[Columns]()
-        self._beside = (
-            None if like.beside is None else "scales" if like.beside.is_floating_point() else "codes"
-        )
-        kinds = ["tokens", "offsets", *([self._beside] if self._beside else [])]
+        self._number, self._columns, self._beside = number, list[Columns](), beside
+        kinds = ["tokens", "offsets", *([beside] if beside else [])]
         kinds += ["ids", "id_offsets"] * (like.ids is not None) + ["columns"] * (like.columns is not None)
         self.files: dict[str, _files.HashedFile] = {}
         try:

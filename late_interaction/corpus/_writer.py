@@ -80,12 +80,6 @@ class Writer:
         self._shards, self._made = list(self.entries.get("shards", ())), []
         self._unlock()
 
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---- documents ----
 
     @property
@@ -103,7 +97,7 @@ class Writer:
                 continue
             part = block.part(first, stop)
             if self._shard is None:
-                self._shard = ShardFiles(self.folder, self._next, part)
+                self._shard = ShardFiles(self.folder, self._next, part, self.generation.stored.beside)
                 self._next += 1
                 self._made += [file.path for file in self._shard.files.values()]
             self._shard.write(part)

@@ -1,11 +1,11 @@
 """Writing a corpus to a folder, shard by shard: :class:`CorpusBuilder`."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from late_interaction.corpus._documents import Documents
 from late_interaction.corpus._options import BuilderOptions
 from late_interaction.corpus._shards import Shard
 from late_interaction.corpus._writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CorpusBuilder"]
 
@@ -105,20 +102,15 @@ class CorpusBuilder:
         """Write the next documents. All are checked before one is written.
 
         Args:
-            documents: a list of ``[L, d]`` tensors, of one floating-point dtype and on one device. ``L`` may
-                be 0.
-            ids: a string for each of them, which no other document of the corpus has; they are kept in memory
-                until the corpus is finished. Either all documents of a corpus have an id, or none.
-            columns: metadata of them, as in :meth:`Corpus.add`.
+            documents, ids, columns: as in :meth:`Corpus.add`. Ids are kept in memory until the corpus is
+                finished.
 
         Raises:
-            TypeError, ValueError: a document of another ``d``, dtype or device; a token that is not finite or
-                that the corpus's dtype cannot hold; ids that are no strings, not as many, or not new. The
-                message names the document. Nothing was written then.
+            TypeError, ValueError: as :meth:`Corpus.add`. Nothing was written then.
             OSError: as the class says.
         """
-        with torch.no_grad(), self._one_at_a_time:
-            self._add_shards([self._writer.intake.shard_of(documents, ids, columns)], "documents")
+        with torch.no_grad():
+            self._add_blocks(self._writer.intake.blocks_of_documents(documents, ids, columns))
 
     def extend(self, corpus: Documents) -> None:
         """Write the documents of another corpus, with their ids if it has any.
@@ -177,7 +169,7 @@ class CorpusBuilder:
             self._cleanup.close()
 
     @contextmanager
-    def _writing(self) -> "Iterator[None]":
+    def _writing(self) -> Iterator[None]:
         """Keep what was finished alone if writing fails."""
         try:
             yield
