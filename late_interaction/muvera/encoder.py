@@ -262,19 +262,15 @@ _MOST_DIMS = (1 << 31) - 1
 def check_parameters(
     d: Any, k_sim: Any, repetitions: Any, d_proj: Any, d_final: Any, fill_empty: Any, seed: Any
 ) -> None:
-    """Check the parameters of Muvera."""
-    check_positive("d", d)
-    if d > _MOST_DIMS:
-        raise ValueError(f"d must be below 2**31, got {abbreviate(d)}")
+    for name, value in (("d", d), ("d_proj", d_proj), ("d_final", d_final)):
+        if value is not None or name == "d":
+            check_positive(name, value)
+            if value > _MOST_DIMS:
+                raise ValueError(f"{name} must be below 2**31, got {abbreviate(value)}")
     check_integer("k_sim", k_sim)
     if not 0 <= k_sim <= MOST_BITS:
         raise ValueError(f"k_sim must lie in [0, {MOST_BITS}], got {abbreviate(k_sim)}")
     check_positive("repetitions", repetitions)
-    for name, value in (("d_proj", d_proj), ("d_final", d_final)):
-        if value is not None:
-            check_positive(name, value)
-            if value > _MOST_DIMS:
-                raise ValueError(f"{name} must be below 2**31, got {abbreviate(value)}")
     check_flag("fill_empty", fill_empty)
     check_integer("seed", seed)
     if not 0 <= seed < 1 << 63:
