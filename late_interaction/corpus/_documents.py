@@ -107,7 +107,6 @@ class Documents:
         return self.shards[part], rows
 
     def _length(self, index: int) -> int:
-        """Return how many tokens a document has."""
         _, rows = self._stored_at(index)
         return int(rows.stop - rows.start)
 
@@ -212,9 +211,6 @@ class Documents:
             normalized: whether every token has norm 1, which is not checked. A search that normalizes need
                 not do it again then.
 
-        Returns:
-            The corpus.
-
         Raises:
             TypeError, ValueError: an argument of a wrong kind, dtype, shape, device or value.
 
@@ -239,9 +235,6 @@ class Documents:
                 ``torch.float8_e4m3fn``, or a :class:`~late_interaction.codecs.Residual`; on the CPU or a GPU,
                 whose offsets are copied to the host.
             ids, normalized: as in :meth:`from_packed`, of the tokens that were encoded.
-
-        Returns:
-            The corpus.
 
         Raises:
             TypeError, ValueError: codes of another codec, or an argument of a wrong kind or value.
@@ -270,9 +263,6 @@ class Documents:
             tokens: ``[tokens, d]``, float32 or float16, in C order.
             offsets: ``[documents + 1]``, int32 or int64, as in :meth:`from_packed`.
             ids, normalized: as in :meth:`from_packed`.
-
-        Returns:
-            The corpus.
 
         Raises:
             TypeError, ValueError: an argument of a wrong kind, dtype, shape or value.
@@ -323,6 +313,5 @@ class Documents:
         """
         check_flag("normalized", normalized)
         shards, found = _arrow.shards_of(documents, d)
-        if ids is not None:
-            shards = _memory.with_ids(shards, ids)
-        return cls(shards, {"d": found, "dtype": shards[0].tokens.dtype, "normalized": normalized})
+        kind = {"d": found, "dtype": shards[0].tokens.dtype, "normalized": normalized}
+        return cls(_memory.with_ids(shards, ids), kind)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate
+from late_interaction._checks.options import is_one_of
 from late_interaction._search.prepare import Options
 from late_interaction.codecs import Bits, Codec, Int8, Residual
 from late_interaction.corpus import _files, _queries, _shard_files, _tokens
@@ -37,13 +38,10 @@ _AT_ONCE = 1 << 16  # tokens that are encoded at a time, as float32
 
 def check_coarse(coarse: Any, codec: Codec | None) -> None:
     """Require a first pass that a corpus of this codec can have."""
-    if not isinstance(coarse, str):
-        raise TypeError(f"coarse must be one of {passes_of(codec)} for a Corpus, got {abbreviate(coarse)}")
-    if coarse not in passes_of(codec):
-        raise ValueError(
-            f"coarse must be one of {passes_of(codec)} for a Corpus of {codec or 'floats'},"
-            f" got {abbreviate(coarse)}"
-        )
+    if not is_one_of(coarse, passes_of(codec)):
+        error = ValueError if isinstance(coarse, str) else TypeError
+        wanted = f"{passes_of(codec)} for a Corpus of {codec or 'floats'}"
+        raise error(f"coarse must be one of {wanted}, got {abbreviate(coarse)}")
 
 
 def passes_of(codec: Codec | None) -> tuple[str, ...]:

@@ -42,7 +42,6 @@ class Generation:
         return _files.checksum_of_entries({name: self.entries[name] for name in names})
 
     def live(self) -> list[Shard]:
-        """Return the shards without deleted documents."""
         return _shards.without(self.blocks, self.dead)
 
 

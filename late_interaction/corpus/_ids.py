@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, compress, pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +40,7 @@ class _Ids(Sequence[str]):
     def _at(self, index: int) -> str:
         raise NotImplementedError
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         places = range(len(self))[index]
         return self._at(places) if isinstance(places, int) else [self._at(i) for i in places]
 
@@ -101,14 +97,12 @@ class JoinedIds(_Ids):
 class SelectedIds(_Ids):
     """Some ids of others: those at rising places."""
 
-    _ids: Sequence[str]
-    _places: Tensor
-
     def __init__(self, ids: Sequence[str], places: Tensor) -> None:
         if isinstance(ids, SelectedIds):
             places = ids._places[places]
             ids = ids._ids
-        self._ids, self._places = ids, places
+        self._ids: Sequence[str] = ids
+        self._places: Tensor = places
 
     def __len__(self) -> int:
         return len(self._places)

@@ -42,8 +42,7 @@ def packed_shard(tokens: Tensor, offsets: Tensor, ids: Sequence[str] | None) -> 
         raise TypeError(f"tokens must be a torch.Tensor, got {no_tensor('tokens', tokens)}")
     if tokens.dtype not in _tokens.FLOATS:
         raise TypeError(f"tokens must be of one of {', '.join(_tokens.NAMES)}, got {tokens.dtype}")
-    shard = _shards.Shard(tokens.detach(), _checked_offsets(tokens, offsets, "d"))
-    return shard if ids is None else with_ids([shard], ids)[0]
+    return with_ids([_shards.Shard(tokens.detach(), _checked_offsets(tokens, offsets, "d"))], ids)[0]
 
 
 def shard_of_codes(codes: Codes, ids: Sequence[str] | None) -> _shards.Shard:
@@ -54,8 +53,7 @@ def shard_of_codes(codes: Codes, ids: Sequence[str] | None) -> _shards.Shard:
     offsets = _checked_offsets(packed.values, packed.offsets, "w")
     beside = packed.scales if packed.centroids is None else packed.centroids
     assert beside is not None
-    shard = _shards.Shard(packed.values, offsets, beside.contiguous(), None, codec)
-    return shard if ids is None else with_ids([shard], ids)[0]
+    return with_ids([_shards.Shard(packed.values, offsets, beside.contiguous(), None, codec)], ids)[0]
 
 
 def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
@@ -79,7 +77,9 @@ def _checked_offsets(tokens: Tensor, offsets: Any, width: str) -> Tensor:
     return offsets
 
 
-def with_ids(shards: list[_shards.Shard], ids: Sequence[str]) -> list[_shards.Shard]:
+def with_ids(shards: list[_shards.Shard], ids: Sequence[str] | None) -> list[_shards.Shard]:
+    if ids is None:
+        return shards
     check_ids(ids, sum(shard.documents for shard in shards))
     ends = list(accumulate(shard.documents for shard in shards))
     return [
@@ -110,7 +110,6 @@ class MemoryWriter:
         self.intake = Intake(stored, documents.normalized, self.shards, has, ids)
 
     def write(self, block: _shards.Shard) -> None:
-        """Take documents as the corpus stores them."""
         device = self.blocks[0].tokens.device if self.blocks else torch.device("cpu")
         beside = None if block.beside is None else block.beside.to(device)
         self.shards.append(replace(block, tokens=block.tokens.to(device), beside=beside).compact())

@@ -34,8 +34,7 @@ class Corpus(Living):
 
     It changes by :meth:`add`, :meth:`delete`, :meth:`update` and :meth:`compact`, each of which is one step:
     what is in a folder after a crash is what was there before it, or after it. Other corpora that opened the
-    folder keep what they had until they :meth:`refresh`. Indices number the documents there are, in order, so
-    that a deletion moves those behind it up; ids stay.
+    folder keep what they had until they :meth:`refresh`.
 
     Args:
         shards, options: from the class methods.
@@ -81,7 +80,7 @@ class Corpus(Living):
         progress: Progress = False,
         total: int | None = None,
     ) -> CorpusBuilder:
-        """Make a :class:`CorpusBuilder` that writes a corpus to a folder.
+        """Make a :class:`CorpusBuilder`, a context manager that writes a corpus to a folder.
 
         Args:
             path: a folder, empty or not there yet.
@@ -98,9 +97,6 @@ class Corpus(Living):
                 most so much is lost when the process is killed.
             progress: True shows a tqdm bar; a function is called with (documents done, ``total``).
             total: how many documents the corpus will have. Only ``progress`` needs it.
-
-        Returns:
-            The builder, a context manager.
 
         Raises:
             TypeError, ValueError: an option of a wrong type or value; one that differs from the corpus's that
@@ -125,7 +121,7 @@ class Corpus(Living):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: bool = False) -> "Corpus":
-        """Open the corpus of a folder, mapped into memory: no token is read before it is scored.
+        """Open the corpus of a folder, mapped into the host's memory: no token is read before it is scored.
 
         The size of every file and all offsets are checked. A file may not be cut short while it is mapped:
         the system ends a process that reads beyond its end.
@@ -140,9 +136,6 @@ class Corpus(Living):
         Args:
             path: the folder.
             verify: compare every file with its checksum, as :meth:`verify` does, which reads all of it.
-
-        Returns:
-            The corpus. Its tensors are on the CPU.
 
         Raises:
             FileNotFoundError: there is no corpus in the folder, and no index.
@@ -189,9 +182,6 @@ class Corpus(Living):
             options: those of :meth:`create`, such as ``dtype``, ``normalize``, ``progress`` or ``resume``;
                 ``resume=True`` reads the file from the first row that is missing in the folder. ``d`` is
                 found in the file, ``total`` too.
-
-        Returns:
-            The corpus, mapped.
 
         Raises:
             ImportError: pyarrow is missing.
