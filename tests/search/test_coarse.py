@@ -117,6 +117,20 @@ def test_gathered_in_any_pieces(codec, corpus, monkeypatch):
 # ---- sizes of parts, on which no result depends ----
 
 
+@pytest.mark.parametrize("made_before", [False, True])
+@pytest.mark.parametrize("coarse", [li.codecs.Int8(), li.Muvera(2, k_sim=0, repetitions=1)], ids=str)
+def test_a_first_pass_normalizes_queries_and_documents(coarse, made_before):
+    """By tokens as they are the first document is the candidate: a token of the query outweighs another."""
+    Q, D = torch.tensor([[[100.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[3.0, 0.0]], [[0.8, 0.6]]])
+    unit = torch.nn.functional.normalize(D, dim=-1)
+    if made_before:
+        coarse = coarse.encode_corpus(unit) if isinstance(coarse, li.Muvera) else coarse.encode(unit)
+    found = li.search(Q, D, 1, coarse=coarse, candidates=1, normalize=True)
+    assert found.indices.tolist() == [[1]] and found.scores.tolist() == [[pytest.approx(1.4)]]
+    plain = li.search(Q, D, 1, coarse=coarse, candidates=1)
+    assert plain.indices.tolist() == [[0]]
+
+
 def test_shapes_and_dtypes(device):
     D = torch.randn(30, 5, 16, device=device, dtype=torch.float64)
     scores, documents = li.search(D[4], D, 3, coarse=FOUR)
