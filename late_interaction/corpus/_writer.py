@@ -42,8 +42,6 @@ class Writer:
         handle = _files.lock_folder(folder)
         self._unlock = weakref.finalize(self, _files.unlock, handle, os.getpid())
 
-    # ---- the folder, before and after ----
-
     def take_up(self, entries: dict[str, Any], known: Generation | None = None) -> None:
         """Go on with a corpus, without files that no generation names."""
         _files.sync_folder(self.folder)  # a writer that met an error may have left it undone
@@ -79,8 +77,6 @@ class Writer:
                         path.unlink(missing_ok=True)
         self._shards, self._made = list(self.entries.get("shards", ())), []
         self._unlock()
-
-    # ---- documents ----
 
     @property
     def documents(self) -> int:
@@ -132,8 +128,6 @@ class Writer:
 
     def delete(self, numbers: list[int]) -> None:
         self._deleted += numbers
-
-    # ---- generations ----
 
     def commit(self, **changes: Any) -> None:
         """Put the next generation in force: on the disk once this returns, and for whoever reads it then."""

@@ -96,8 +96,6 @@ class CorpusBuilder:
         _codec_files.write(self._path, options.stored.codec)
         self._writer.take_up(entries | {"shard_bytes": options.shard_bytes})
 
-    # ---- documents ----
-
     def add(self, documents: Sequence[Tensor], ids: Sequence[str] | None = None, columns: Any = None) -> None:
         """Write the next documents. All are checked before one is written.
 
@@ -141,8 +139,6 @@ class CorpusBuilder:
                 with self._writing():
                     self._writer.write(block)
                 self._report(self.documents)
-
-    # ---- the end ----
 
     def flush(self) -> None:
         """End the shard here: what was added survives a crash, at the cost of a few more files.
