@@ -110,8 +110,7 @@ def _split(x: Tensor | None, count: int, size: int) -> Any:
 def _padded(x: Any, count: int) -> Any:
     if x is None or x.dim() == 0:
         return x
-    room = torch.zeros(
-        (count, *x.shape[1:]), dtype=torch.uint8 if x.itemsize == 1 else x.dtype, device=x.device
-    )
+    dtype = torch.uint8 if x.itemsize == 1 else x.dtype
+    room = torch.zeros((count, *x.shape[1:]), dtype=dtype, device=x.device)
     room[: x.shape[0]] = x.view(room.dtype)
     return room.view(x.dtype)

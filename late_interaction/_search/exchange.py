@@ -14,11 +14,8 @@ from late_interaction._torch import _AutoDispatchBelowAutograd
 from late_interaction.ops import topk
 from late_interaction.ops._library import operators
 
-_pack, _merge, _add_checksum = (
-    operators.pack_found.default,
-    operators.merge_found.default,
-    operators.add_checksum_.default,
-)
+_pack, _merge = operators.pack_found.default, operators.merge_found.default
+_add_checksum = operators.add_checksum_.default
 
 
 def notes_alone(device: torch.device, size: int, notes: Sequence[int]) -> Tensor:

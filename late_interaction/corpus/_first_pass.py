@@ -117,9 +117,7 @@ def _of_encodings(shard: Shard, kind: str, muvera: Muvera) -> Shard:
 
     values, scales = _parts(_kept(block, kind, count * (dim + 4), encode), count, dim)
     offsets = torch.arange(shard.documents + 1, device="cpu")
-    return replace(
-        shard, tokens=values, beside=scales, codec=_INT8, offsets=offsets, starts=shard.places
-    )  # fmt: skip
+    return replace(shard, tokens=values, beside=scales, codec=_INT8, offsets=offsets, starts=shard.places)
 
 
 def _parts(x: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -109,9 +109,8 @@ class ShardFiles:
     def finish(self) -> dict[str, Any]:
         """Return the shard's entry in the metadata, once all of it is on the disk."""
         if self._columns:
-            self.files["columns"].write(
-                _files.bytes_of(_columns.of_table(_columns.stacked(self._columns)).data)
-            )
+            columns = _columns.of_table(_columns.stacked(self._columns))
+            self.files["columns"].write(_files.bytes_of(columns.data))
         files = {kind: file.finish() for kind, file in self.files.items()}
         return {"number": self._number, "documents": self.documents, "tokens": self.tokens, "files": files}
 

@@ -240,15 +240,14 @@ def joined(shards: Sequence[Shard]) -> Shard:
         return shards[0].compact()
     tokens, beside = zip(*(x.stored(x.rows(0, x.documents)) for x in shards), strict=True)
     first, lengths = shards[0], torch.cat([x.offsets.diff() for x in shards]).to(torch.int64)
+    columns = [x.columns for x in shards]
     return Shard(
         tokens=torch.cat(tokens),
         offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
         beside=None if first.beside is None else torch.cat(beside),
         ids=None if first.ids is None else [x for shard in shards for x in shard.ids or ()],
         codec=first.codec,
-        columns=None
-        if first.columns is None
-        else _columns.of_table(_columns.stacked([x.columns for x in shards])),
+        columns=None if first.columns is None else _columns.of_table(_columns.stacked(columns)),
     )
 
 
