@@ -19,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,12 +45,10 @@ Settings = dict[str, Search]
 # ---- texts and their tokens ----
 
 
-def descriptions(source):
+def descriptions(sources):
     """Return (first line, rest) of every description that has a rest, each rest once."""
-    with urllib.request.urlopen(source, timeout=60) as response:
-        entries = lzma.decompress(response.read()).decode().split("\n\n")
     found = {}
-    for entry in entries:
+    for entry in chain.from_iterable(map(_entries, sources)):
         head, _, body = entry.partition("Description-en: ")
         query, _, rest = body.partition("\n")
         document = " ".join(word for word in rest.split() if word != ".")
@@ -58,7 +57,12 @@ def descriptions(source):
     return [(query, document) for document, query in found.items()]
 
 
-def encoded(count, queries, device, kept, source=SOURCE):
+def _entries(source):
+    with urllib.request.urlopen(source, timeout=60) as response:
+        return lzma.decompress(response.read()).decode().split("\n\n")
+
+
+def encoded(count, queries, device, kept, sources):
     """Return the tokens of `queries` first lines and of `count` documents. `kept`: a file that keeps them."""
     if kept is not None and kept.exists():
         saved = torch.load(kept)
@@ -66,7 +70,7 @@ def encoded(count, queries, device, kept, source=SOURCE):
             return saved["queries"][:queries], saved["documents"][:count]
     from demo.encode import Encoder
 
-    pairs = descriptions(source)
+    pairs = descriptions(sources)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(pairs), generator=generator)[:count].tolist()
     model = Encoder(torch.device(device)).model
@@ -309,7 +313,9 @@ def draw(rows, path, title):
 def add_arguments(p):
     add_table_arguments(p, documents=10_000, queries=32)
     p.add_argument("--real", type=int, default=10_000, help="at most so many are encoded; the others planted")
-    p.add_argument("--texts", default=SOURCE, help="the URL of Debian's descriptions")
+    p.add_argument(
+        "--texts", nargs="+", default=[SOURCE], help="URLs of descriptions of packages, as Debian's"
+    )
     p.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     p.add_argument("--tokens", type=Path, help="a file that keeps the tokens of the texts")
     p.add_argument("--plot", type=Path, help="a picture of time against recall")
