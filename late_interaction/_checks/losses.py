@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.messages import abbreviate, describe_bad_entries, no_tensor, shape_of
-from late_interaction._checks.options import (
-    check_integer,
-)
+from late_interaction._checks.options import as_float, check_integer
 from late_interaction._checks.tensors import check_device, check_mask_kind, has_values_on_cpu, scores_dtype
 
 IGNORED = -100  # as torch.nn.functional.cross_entropy's ignore_index
@@ -125,26 +123,17 @@ def check_candidates(mask: Any, shape: tuple[int, int], device: torch.device) ->
 
 
 def check_number(name: str, value: Any) -> float:
-    found = _as_float(name, value)
+    found = as_float(name, value)
     if not -math.inf < found < math.inf:  # math.isfinite cannot be traced
         raise ValueError(f"{name} must be finite, got {abbreviate(value)}")
     return found
 
 
 def check_above_0(name: str, value: Any) -> float:
-    found = _as_float(name, value)
+    found = as_float(name, value)
     if not 0 < found < math.inf:
         raise ValueError(f"{name} must be above 0, got {abbreviate(value)}")
     return found
-
-
-def _as_float(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
-    try:
-        return float(value)
-    except OverflowError:  # of an int
-        return math.inf
 
 
 def check_learned(name: str, value: Any, Q: Tensor, *, positive: bool) -> Tensor | float:
@@ -160,11 +149,10 @@ def check_learned(name: str, value: Any, Q: Tensor, *, positive: bool) -> Tensor
 
 
 def check_share(name: str, value: Any) -> float:
-    if isinstance(value, (bool, Tensor)) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must lie in [0, 1), got {value}")
-    return float(value)
+    found = as_float(name, value)
+    if not 0 <= found < 1:
+        raise ValueError(f"{name} must lie in [0, 1), got {abbreviate(value)}")
+    return found
 
 
 def check_kept_bytes(value: Any) -> int | None:

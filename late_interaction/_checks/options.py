@@ -1,5 +1,6 @@
 """The strings that options take, and checks of arguments that are no tensors."""
 
+import math
 import sys
 from collections.abc import Collection
 from typing import Any, Literal, get_args
@@ -84,6 +85,16 @@ def check_precision(precision: str | None) -> None:
     check_one_of("precision", precision, PRECISIONS, optional=True)
 
 
+def as_float(name: str, value: Any) -> float:
+    """Require a number of Python's own; an int beyond all floats becomes infinity."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 _LEAST = 1e-30  # float32 holds its inverse
 
 
@@ -93,10 +104,9 @@ def is_tau(value: Any) -> bool:
 
 
 def check_tau(tau: Any) -> float:
-    if isinstance(tau, bool) or not isinstance(tau, (int, float)):
-        raise TypeError(f"tau must be a float, got {type(tau).__name__}")
+    found = as_float("tau", tau)
     if not is_tau(tau):
         raise ValueError(
             f"tau must be a finite number above 0 (and at least {_LEAST}), got {abbreviate(tau)}"
         )
-    return float(tau)
+    return found

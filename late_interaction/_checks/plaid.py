@@ -48,7 +48,21 @@ def check_compressed(
     check_queries(Q)
     check_nbits(nbits)
     packed = codes[0] == "codes_flat"
-    _check_stored(codes, residuals, extents, Q.shape[-1], nbits, Q.device, packed)
+    dims, form = (1, "tokens") if packed else (2, "Nd, Ld")
+    check_integers(*codes, dims, f"[{form}]", "Q", Q.device, INTEGERS)
+    check_integers(*residuals, dims + 1, f"[{form}, bytes]", "Q", Q.device, INTEGERS)
+    if residuals[1].dtype not in (torch.uint8, torch.int8):
+        raise TypeError(f"{residuals[0]} must be uint8, got {residuals[1].dtype}")
+    check_integers(*extents, 1, "[Nd + 1]" if packed else "[Nd]", "Q", Q.device, INTEGERS)
+    d, wanted = Q.shape[-1], (*codes[1].shape, (Q.shape[-1] * nbits + 7) // 8)
+    for size, needed in zip(residuals[1].shape, wanted, strict=True):
+        check_size(
+            size == needed,
+            lambda: (
+                f"{residuals[0]} must be {list(wanted)} for d = {d}, nbits = {nbits} and {codes[0]}"
+                f" {shape_of(codes[1])}, got {shape_of(residuals[1])}"
+            ),
+        )
     if packed:
         check_size(
             extents[1].shape[0] > 0, lambda: f"{extents[0]} must be [Nd + 1], got {shape_of(extents[1])}"
@@ -68,33 +82,6 @@ def check_compressed(
         as_dtype(bucket_weights.detach(), torch.float32),
         nbits,
     )
-
-
-def _check_stored(
-    codes: tuple[str, Any],
-    residuals: tuple[str, Any],
-    extents: tuple[str, Any],
-    d: int,
-    nbits: int,
-    device: torch.device,
-    packed: bool,
-) -> None:
-    dims = 1 if packed else 2
-    check_integers(*codes, dims, "[tokens]" if packed else "[Nd, Ld]", "Q", device, INTEGERS)
-    shape = "[tokens, bytes]" if packed else "[Nd, Ld, bytes]"
-    check_integers(*residuals, dims + 1, shape, "Q", device, INTEGERS)
-    if residuals[1].dtype not in (torch.uint8, torch.int8):
-        raise TypeError(f"{residuals[0]} must be uint8, got {residuals[1].dtype}")
-    check_integers(*extents, 1, "[Nd + 1]" if packed else "[Nd]", "Q", device, INTEGERS)
-    wanted = (*codes[1].shape, (d * nbits + 7) // 8)
-    for size, needed in zip(residuals[1].shape, wanted, strict=True):
-        check_size(
-            size == needed,
-            lambda: (
-                f"{residuals[0]} must be {list(wanted)} for d = {d}, nbits = {nbits} and {codes[0]}"
-                f" {shape_of(codes[1])}, got {shape_of(residuals[1])}"
-            ),
-        )
 
 
 def _check_codebook(centroids: Any, bucket_weights: Any, Q: Tensor, nbits: int) -> None:

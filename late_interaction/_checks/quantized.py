@@ -8,13 +8,7 @@ from torch import Tensor
 from late_interaction._checks.dense import as_batch, check_batch
 from late_interaction._checks.messages import abbreviate, no_tensor, shape_of
 from late_interaction._checks.options import check_positive, is_integer
-from late_interaction._checks.tensors import (
-    CODES,
-    FLOATS,
-    check_device,
-    check_embeddings,
-    check_has_d,
-)
+from late_interaction._checks.tensors import CODES, FLOATS, check_device, check_embeddings, check_has_d
 from late_interaction._torch import forward_ad
 
 _Quantized = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
