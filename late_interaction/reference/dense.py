@@ -89,6 +89,13 @@ def score_batches(
     Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor]:
     """Scores ``[Nq, N]`` and winners ``[Nq, N, Lq]`` of checked batches."""
+    return sum_of_maxima(similarities(Q, D, q_mask, d_mask, normalize), q_mask, d_mask)
+
+
+def similarities(
+    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, normalize: bool = False
+) -> Tensor:
+    """Similarities ``[Nq, N, Lq, Ld]`` of checked batches, 0 where a token is masked."""
     dtype = scores_dtype(Q)
     Q, D = Q.to(dtype), D.to(dtype)
     # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
@@ -99,9 +106,7 @@ def score_batches(
     if normalize:
         Q = torch.nn.functional.normalize(Q, dim=-1, eps=1e-12)
         D = torch.nn.functional.normalize(D, dim=-1, eps=1e-12)
-    return sum_of_maxima(
-        torch.einsum("isd,ijtd->ijst" if D.dim() == 4 else "isd,jtd->ijst", Q, D), q_mask, d_mask
-    )
+    return torch.einsum("isd,ijtd->ijst" if D.dim() == 4 else "isd,jtd->ijst", Q, D)
 
 
 def sum_of_maxima(similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -198,24 +203,15 @@ def smooth_maxsim_reference(
     Q3, DN, q_mask, d_mask = check_maxsim(Q, D, q_mask, d_mask)
     check_flag("normalize", normalize)
     tau = check_tau(tau)
-    dtype = scores_dtype(Q)
     with without_autocast(Q.device.type):
-        scores = _score(Q3.to(dtype), DN.to(dtype), q_mask, d_mask, tau, normalize)
+        similarity = similarities(Q3, DN, q_mask, d_mask, normalize)
+        scores = _sum_of_smooth_maxima(similarity, q_mask, d_mask, tau)
     return as_given(scores, Q, D)
 
 
-def _score(
-    Q: Tensor, D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float, normalize: bool
+def _sum_of_smooth_maxima(
+    similarity: Tensor, q_mask: Tensor | None, d_mask: Tensor | None, tau: float
 ) -> Tensor:
-    # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
-    if q_mask is not None:
-        Q = Q.masked_fill(~q_mask.unsqueeze(-1), 0.0)
-    if d_mask is not None:
-        D = D.masked_fill(~d_mask.unsqueeze(-1), 0.0)
-    if normalize:
-        Q = torch.nn.functional.normalize(Q, dim=-1, eps=1e-12)
-        D = torch.nn.functional.normalize(D, dim=-1, eps=1e-12)
-    similarity = torch.einsum("isd,ijtd->ijst" if D.dim() == 4 else "isd,jtd->ijst", Q, D)
     if similarity.shape[-1] == 0:
         return similarity.sum((2, 3))
     if d_mask is not None:

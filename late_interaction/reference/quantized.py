@@ -46,13 +46,9 @@ def maxsim_quantized_reference(
         tensor([[35.]])
     """
     Q3, DN, scale_Q, scale_D, q_mask, d_mask = check_quantized(Q, D, scale_Q, scale_D, q_mask, d_mask, CODES)
-    scores, _ = score_batches(_dequantized(Q3, scale_Q), _dequantized(DN, scale_D), q_mask, d_mask, False)
+    queries, documents = Q3.to(torch.float64) * _usable(scale_Q), DN.to(torch.float64) * _usable(scale_D)
+    scores, _ = score_batches(queries, documents, q_mask, d_mask, False)
     return as_given(scores, Q, D).to(torch.float32)
-
-
-def _dequantized(codes: Tensor, scale: Tensor) -> Tensor:
-    scale = torch.where((scale >= 0) & scale.isfinite(), scale, torch.nan)
-    return codes.to(torch.float64) * scale.to(torch.float64).unsqueeze(-1)
 
 
 def maxsim_hamming_reference(

@@ -7,6 +7,7 @@ from late_interaction._checks.dense import as_given, check_xtr
 from late_interaction._checks.options import Rule
 from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
+from late_interaction.reference.dense import similarities
 
 __all__ = ["xtr_scores_reference"]
 
@@ -51,11 +52,8 @@ def xtr_scores_reference(
         if q_weights is not None:
             weights = q_weights.to(dtype).view(weights.shape)
         kept = torch.ones_like(weights, dtype=torch.bool) if q_mask is None else q_mask
-        # Whatever a masked token holds, NaN included, must reach neither a score nor a gradient.
-        weights, Q3 = weights.masked_fill(~kept, 0.0), Q3.masked_fill(~kept.unsqueeze(-1), 0.0)
-        if d_mask is not None:
-            DN = DN.masked_fill(~d_mask.unsqueeze(-1), 0.0)
-        grid = torch.einsum("isd,jtd->isjt", Q3.to(dtype), DN.to(dtype))
+        weights = weights.masked_fill(~kept, 0.0)
+        grid = similarities(Q3, DN, q_mask, d_mask).transpose(1, 2)
         scores = _score(grid, k, weights.unsqueeze(-1), kept.unsqueeze(-1), d_mask, rule)
     if groups is not None:
         own: Tensor = scores.unflatten(1, groups).diagonal(dim1=0, dim2=1)
