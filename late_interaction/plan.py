@@ -18,9 +18,8 @@ from late_interaction._checks.options import (
     check_precision,
 )
 from late_interaction._checks.plaid import check_nbits
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import float32_precision, product_dtype
 from late_interaction.ops.from_hidden.chunking import SCORED_ROWS, Gpu, Sizes, planned_chunks
-from late_interaction.ops.from_hidden.fallback import product_dtype
 
 __all__ = ["explain_plan"]
 

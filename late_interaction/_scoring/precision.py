@@ -15,6 +15,7 @@ from late_interaction._torch import _are_functorch_transforms_active, _AutoDispa
 
 # How float32 tokens multiply under autocast.
 AUTOCAST_PRECISION = {torch.bfloat16: "medium", torch.float16: "fp16"}
+HALF = {precision: dtype for dtype, precision in AUTOCAST_PRECISION.items()}
 
 # The switches that torch >= 2.9 adds beside torch.set_float32_matmul_precision.
 _NEW_NAMES: dict[str, Precision] = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
@@ -36,6 +37,11 @@ def float32_precision(device_type: str) -> Precision:
 # A compiled graph keeps what it was compiled under. torch.compiler.assume_constant_result sets this mark, but
 # calling it would import all of torch._dynamo with this package.
 float32_precision._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def product_dtype(precision: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tokens of a dtype multiply."""
+    return HALF.get(precision, dtype) if dtype is torch.float32 else dtype
 
 
 def multiplying(Q: Tensor) -> Precision:

@@ -84,6 +84,12 @@ def _opened(x: Any, mask: Any) -> tuple[Any, Any]:
     return (x.values, x.mask) if isinstance(x, Tokens) else (x, mask)
 
 
+def own_pairs(documents: int, each: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Give the query of each document, of which every query has so many of its own, and its number."""
+    pairs = torch.arange(documents, dtype=torch.int32, device=device)
+    return pairs if each == 1 else pairs.div(max(each, 1), rounding_mode="floor"), pairs
+
+
 def all_as_tokens(name: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> Tokens:
     """Return Tokens, a list, or a tensor of so many dims as Tokens."""
     tokens = as_tokens(name, x)
@@ -230,9 +236,8 @@ class _Call:
         keeps = winners == "return" or (learns and winners != "recompute")
         name = "maxsim_varlen" if self.each is None else "maxsim_pairs_packed"
         if self.each is not None:
-            pairs = torch.arange(self.d.source._count, dtype=torch.int32, device=Q.device)
-            rows = pairs if self.each == 1 else pairs.div(max(self.each, 1), rounding_mode="floor")
-            index += (rows, pairs, self.q.longest() if learns else None)
+            pairs = own_pairs(self.d.source._count, self.each, Q.device)
+            index += (*pairs, self.q.longest() if learns else None)
         op = getattr(ops, f"{name}{'_weighted' * (q_weights is not None)}{'_winners' * keeps}")
         try:
             result = call_packed(op, (*tokens, *index), precision, learns)

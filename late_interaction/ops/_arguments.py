@@ -75,3 +75,22 @@ def check_scales_and_masks(
         ("d_mask", d_mask, torch.bool),
     ):
         check_tensor(name, x, None, (dtype,), Q)
+
+
+# ---- ranks, of tensors without values too ----
+
+
+def check_form(name: str, x: Tensor, *forms: str) -> None:
+    """Require the rank of one of these forms, of which each says its dims: ``"[Nq, Lq, d]"``."""
+    torch._check(
+        x.dim() in [form.count(",") + 1 for form in forms],
+        lambda: f"late_interaction: {name} must be {' or '.join(forms)}, got rank {x.dim()}",
+    )
+
+
+def check_packed(Q: Tensor, D: Tensor) -> None:
+    """Require packed queries and documents."""
+    torch._check(
+        Q.dim() == 2 and D.dim() == 2,
+        lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
+    )

@@ -31,20 +31,20 @@ Gradients = Callable[..., _Grads]
 
 
 def keeping_winners(op: Any, kept: int, inputs: int, gradients: Gradients) -> Any:
-    """Differentiate an operator that returns scores and winners in its scores: keep inputs up to ``kept``."""
+    """Differentiate an operator in the scores that it returns before winners: keep inputs up to ``kept``."""
 
     class Winners(Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-            scores, winners = call_in_function(op, *args)
-            ctx.mark_non_differentiable(winners)
+        def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
+            scores, *others = call_in_function(op, *args)
+            ctx.mark_non_differentiable(*others)
             ctx.set_materialize_grads(False)  # or autograd would make a zero tensor as large as the winners
-            ctx.save_for_backward(*args[:kept], winners)
+            ctx.save_for_backward(*args[:kept], *others)
             ctx.options = args[inputs:]
-            return scores, winners
+            return scores, *others
 
         @staticmethod
-        def backward(ctx: Any, grad_scores: Tensor | None, _: None) -> _Grads:
+        def backward(ctx: Any, grad_scores: Tensor | None, *_: None) -> _Grads:
             if grad_scores is None:
                 return (None,) * len(ctx.needs_input_grad)
             return gradients(ctx, grad_scores, *ctx.saved_tensors)
@@ -52,31 +52,44 @@ def keeping_winners(op: Any, kept: int, inputs: int, gradients: Gradients) -> An
     return applied(Winners)
 
 
-def finding_winners(
-    op: Any, winners_op: Any, kept: int, inputs: int, gradients: Gradients, winners_options: Kernel
-) -> Any:
-    """Differentiate an operator without winners, which its backward finds again from all inputs.
-
-    winners_options: the operator's arguments -> the options of ``winners_op``.
-    """
+def keeping_inputs(op: Any, inputs: int, gradients: Gradients) -> Any:
+    """Differentiate an operator that returns scores alone: keep its inputs."""
 
     class Scores(Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Tensor:
             scores: Tensor = call_in_function(op, *args)
             ctx.save_for_backward(*args[:inputs])
-            ctx.options = winners_options(*args)
+            ctx.options = args[inputs:]
             return scores
 
         @staticmethod
         def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-            saved = ctx.saved_tensors
-            # The precision already says what autocast wanted; autocast must not change it here.
-            with torch.no_grad(), without_autocast(saved[0].device.type):
-                _, winners = winners_op(*saved, *ctx.options)
-            return gradients(ctx, grad_scores, *saved[:kept], winners)
+            return gradients(ctx, grad_scores, *ctx.saved_tensors)
 
     return applied(Scores)
+
+
+def _as_given(Q: Tensor, *options: Any) -> tuple[Any, ...]:
+    return options
+
+
+def finding_winners(
+    op: Any, winners_op: Any, kept: int, inputs: int, gradients: Gradients,
+    winners_options: Callable[..., tuple[Any, ...]] = _as_given,
+) -> Any:  # fmt: skip
+    """Differentiate an operator without winners, which its backward finds again from all inputs.
+
+    winners_options: Q and the operator's options -> the options of ``winners_op``.
+    """
+
+    def find(ctx: Any, grad_scores: Tensor, *saved: Tensor) -> _Grads:
+        # The precision already says what autocast wanted; autocast must not change it here.
+        with torch.no_grad(), without_autocast(saved[0].device.type):
+            _, winners = winners_op(*saved, *winners_options(saved[0], *ctx.options))
+        return gradients(ctx, grad_scores, *saved[:kept], winners)
+
+    return keeping_inputs(op, inputs, find)
 
 
 def register_packed(
@@ -84,7 +97,7 @@ def register_packed(
     fake: Kernel,
     fake_winners: Kernel,
     inputs: int,
-    winners_options: Callable[..., tuple[Any, ...]],
+    winners_options: Callable[..., tuple[Any, ...]] = _as_given,
     weighted: bool = False,
 ) -> None:
     """Register ``name``, ``name_winners`` and ``name_backward``.
@@ -93,7 +106,7 @@ def register_packed(
         name: of the operator of scores.
         fake, fake_winners: the fake kernels of the first two.
         inputs: how many tensors they take.
-        winners_options: the options of ``name`` -> those of ``name_winners``.
+        winners_options: Q and the options of ``name`` -> the options of ``name_winners``.
         weighted: the third input is the weights of Q, which have a gradient as well; the backward operator
             finds it together with that of Q.
     """

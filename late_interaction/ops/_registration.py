@@ -52,11 +52,7 @@ Autocast = Callable[[Any, str, DispatchKey], Kernel]
 
 
 def register_forward(
-    op: Any,
-    fake: Kernel,
-    autograd: Kernel,
-    autocast: Autocast | None = None,
-    packed: bool = False,
+    op: Any, fake: Kernel, autograd: Kernel, autocast: Autocast | None = None, packed: bool = False
 ) -> None:
     """Register an operator that returns scores. autocast: makes its kernel of an Autocast key."""
     _register(op, fake, autograd, _no_vmap(op, packed))

@@ -37,13 +37,12 @@ from late_interaction._checks.tensors import scores_dtype
 from late_interaction._scoring.precision import without_autocast
 from late_interaction._torch import forward_ad
 from late_interaction.ops import _oom
-from late_interaction.ops._functions import keeping_winners
+from late_interaction.ops._arguments import check_form
+from late_interaction.ops._functions import keeping_inputs, keeping_winners
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
-    applied,
     autocast_pair,
     call_in_backward,
-    call_in_function,
     call_without_gradients,
     count_sequences,
     differentiable,
@@ -72,12 +71,8 @@ _call_gradients: Any = getattr(_plain_backward, "_op", _plain_backward)
 
 
 def _check_ranks(Q: Tensor, D: Tensor, paired: bool) -> None:
-    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
-    wanted = "[Nq, Ld, d]" if paired else "[Nd, Ld, d] or [Nq, K, Ld, d]"
-    torch._check(
-        D.dim() == 3 or (D.dim() == 4 and not paired),
-        lambda: f"late_interaction: D must be {wanted}, got rank {D.dim()}",
-    )
+    check_form("Q", Q, "[Nq, Lq, d]")
+    check_form("D", D, *(("[Nq, Ld, d]",) if paired else ("[Nd, Ld, d]", "[Nq, K, Ld, d]")))
 
 
 def fake_scores(Q: Tensor, D: Tensor, paired: bool = False, **_: Any) -> Tensor:
@@ -88,12 +83,8 @@ def fake_scores(Q: Tensor, D: Tensor, paired: bool = False, **_: Any) -> Tensor:
 
 def fake_packed_scores(Q: Tensor, D: Tensor, cu_seqlens_d: Tensor, **_: Any) -> Tensor:
     """Fake scores of padded queries and packed documents."""
-    torch._check(
-        Q.dim() == 3 and D.dim() == 2,
-        lambda: (
-            f"late_interaction: Q must be [Nq, Lq, d] and D [tokens, d], got ranks {Q.dim()} and {D.dim()}"
-        ),
-    )
+    check_form("Q", Q, "[Nq, Lq, d]")
+    check_form("D", D, "[tokens, d]")
     return Q.new_empty((Q.shape[0], count_sequences("cu_seqlens_d", cu_seqlens_d)), dtype=torch.float32)
 
 
@@ -195,29 +186,18 @@ class PlainStep(Function):
         return grad_Q, grad_D, None, None
 
 
-class MaxSim(Function):
-    """Differentiate ``maxsim``, whose backward finds the winners again."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        scores: Tensor = call_in_function(_maxsim_op, *args)
-        ctx.save_for_backward(*args[:4])
-        ctx.options = args[4:]
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> _Grads:
-        Q, D, q_mask, d_mask = ctx.saved_tensors
-        normalize, precision, backward, paired = ctx.options
-        needs = ctx.needs_input_grad[:2]
-        args = (grad_scores, Q, D, q_mask, d_mask, normalize, precision, backward, *needs, paired)
-        return _call_backward(_recompute_op, args, Q, D, needs, backward == "unified")
+def _recomputed_gradients(ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, *masks: Tensor) -> _Grads:
+    normalize, precision, backward, paired = ctx.options
+    needs = ctx.needs_input_grad[:2]
+    args = (grad_scores, Q, D, *masks, normalize, precision, backward, *needs, paired)
+    return _call_backward(_recompute_op, args, Q, D, needs, backward == "unified")
 
 
 # Function.apply without its questions about torch.func: only for calls without such a transform.
 apply_step: Any = super(Function, MaxSimStep).apply
 apply_plain_step: Any = super(Function, PlainStep).apply
-_apply_maxsim, _apply_winners = applied(MaxSim), keeping_winners(_winners_op, 2, 4, _gradients)
+_apply_maxsim = keeping_inputs(_maxsim_op, 4, _recomputed_gradients)
+_apply_winners = keeping_winners(_winners_op, 2, 4, _gradients)
 # The defaults of normalize, precision, backward and paired: the dispatcher leaves these out.
 DEFAULTS = (False, "highest", "auto", False)
 # The same of what maxsim_backward takes behind the winners.

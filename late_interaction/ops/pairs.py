@@ -27,20 +27,17 @@ pair_d, winners, need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_we
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import scores_dtype
+from late_interaction.ops._arguments import check_packed
 from late_interaction.ops._functions import register_packed
 from late_interaction.ops._registration import autocast_pair, register_without_gradients
 from late_interaction.ops.winners import packed_winner_dtype
 
 
 def _fake(Q: Tensor, D: Tensor, pair_q: Tensor, **_: Any) -> Tensor:
-    torch._check(
-        Q.dim() == 2 and D.dim() == 2,
-        lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
-    )
+    check_packed(Q, D)
     return Q.new_empty((pair_q.shape[0],), dtype=scores_dtype(Q))
 
 
@@ -53,8 +50,7 @@ def _fake_spans(Q: Tensor, D: Tensor, starts: Tensor, **_: Any) -> Tensor:
     return _fake(Q, D, starts)
 
 
-def _winners_options(Q: Tensor, *args: Any) -> tuple[int, str]:
-    max_seqlen_q, precision = args[-2:]
+def _winners_options(Q: Tensor, max_seqlen_q: int | None, precision: str) -> tuple[int, str]:
     return Q.shape[0] if max_seqlen_q is None else max_seqlen_q, precision
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from late_interaction._checks.tensors import scores_dtype
 from late_interaction._torch import _AutoDispatchBelowAutograd
+from late_interaction.ops._arguments import check_form
 from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import operators
 from late_interaction.ops._registration import (
@@ -46,11 +47,8 @@ _backward_op = operators.maxsim_residual_backward.default
 
 
 def _fake(Q: Tensor, codes: Tensor, extents: Tensor, **_: Any) -> Tensor:
-    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
-    torch._check(
-        codes.dim() in (1, 2),
-        lambda: f"late_interaction: codes must be [tokens] or [Nd, Ld], got rank {codes.dim()}",
-    )
+    check_form("Q", Q, "[Nq, Lq, d]")
+    check_form("codes", codes, "[tokens]", "[Nd, Ld]")
     N = codes.shape[0] if codes.dim() == 2 else count_sequences("extents", extents)
     return Q.new_empty((Q.shape[0], N), dtype=scores_dtype(Q))
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
 from late_interaction._scoring.precision import float32_products, without_autocast
+from late_interaction.ops._arguments import check_form
 from late_interaction.ops._library import cuda_missing, library, operators
 from late_interaction.ops._registration import fake_nothing, register_helper
 
@@ -59,27 +60,28 @@ def _check(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> None:
         raise RuntimeError(f"late_interaction: {problem}")
 
 
-def _read(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[list[int], list[int]]:
-    """Offsets and numbers of clusters as the host has them, which fit the tokens."""
+def _begin(
+    tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor
+) -> tuple[list[int], list[int], list[int], Tensor, Tensor]:
+    """Return offsets, lengths and numbers of clusters as the host has them, and labels and found.
+
+    Every token is a cluster, for documents to be written over.
+    """
     offsets, counts = cu_seqlens.tolist(), clusters.tolist()
-    if offsets[0] != 0 or offsets[-1] != len(tokens) or any(a > b for a, b in pairwise(offsets)):
+    lengths = [end - start for start, end in pairwise(offsets)]
+    if offsets[0] != 0 or offsets[-1] != len(tokens) or min(lengths, default=0) < 0:
         raise RuntimeError(
             f"late_interaction: cu_seqlens must rise from 0 to {len(tokens)}, the number of tokens"
         )
-    for (start, end), count in zip(pairwise(offsets), counts, strict=True):
-        if count < min(end - start, 1):
+    for length, count in zip(lengths, counts, strict=True):
+        if count < min(length, 1):
             raise RuntimeError(f"late_interaction: clusters must be at least 1, got {count}")
-    return offsets, counts
-
-
-def _singles(tokens: Tensor, offsets: list[int]) -> tuple[Tensor, Tensor]:
-    """Make every token a cluster: labels and found, for documents to be written over."""
-    lengths = [end - start for start, end in pairwise(offsets)]
     found, starts = (
         torch.tensor(x, dtype=torch.int32, device="cpu").to(tokens.device) for x in (lengths, offsets[:-1])
     )
     first = starts.repeat_interleave(found, output_size=len(tokens))
-    return torch.arange(len(tokens), dtype=torch.int32, device=tokens.device) - first, found
+    labels = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device) - first
+    return offsets, lengths, counts, labels, found
 
 
 def _groups(documents: list[int], cells: list[int], budget: int, padded: bool = False) -> Iterator[list[int]]:
@@ -109,9 +111,7 @@ def _ward_labels(tokens: Tensor, cu_seqlens: Tensor, clusters: Tensor) -> tuple[
     if not tokens.is_cpu and (device.type != "cuda" or cuda_missing is not None):
         labels, found = _ward_op(tokens.cpu(), cu_seqlens.cpu(), clusters.cpu())
         return labels.to(device), found.to(device)
-    offsets, counts = _read(tokens, cu_seqlens, clusters)
-    labels, found = _singles(tokens, offsets)
-    lengths = [end - start for start, end in pairwise(offsets)]
+    offsets, lengths, counts, labels, found = _begin(tokens, cu_seqlens, clusters)
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * length for length in lengths]
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
@@ -198,9 +198,7 @@ def _kmeans_labels(
     _check(tokens, cu_seqlens, clusters)
     if iterations < 1:
         raise RuntimeError(f"late_interaction: iterations must be at least 1, got {iterations}")
-    offsets, counts = _read(tokens, cu_seqlens, clusters)
-    labels, found = _singles(tokens, offsets)
-    lengths = [end - start for start, end in pairwise(offsets)]
+    offsets, lengths, counts, labels, found = _begin(tokens, cu_seqlens, clusters)
     many = [i for i, length in enumerate(lengths) if counts[i] < length]
     cells = [length * count for length, count in zip(lengths, counts, strict=True)]
     real = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
@@ -263,8 +261,7 @@ def _without_empty(labels: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _fake(tokens: Tensor, clusters: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    rank = tokens.dim()
-    torch._check(rank == 2, lambda: f"late_interaction: tokens must be [tokens, d], got rank {rank}")
+    check_form("tokens", tokens, "[tokens, d]")
     labels = tokens.new_empty((tokens.shape[0],), dtype=torch.int32)
     return labels, tokens.new_empty((clusters.shape[0],), dtype=torch.int32)
 

@@ -37,12 +37,7 @@ def _usable(scale: Tensor) -> Tensor:
 
 
 def maxsim_dequantized(
-    Q: Tensor,
-    D: Tensor,
-    scale_Q: Tensor,
-    scale_D: Tensor,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
+    Q: Tensor, D: Tensor, scale_Q: Tensor, scale_D: Tensor, q_mask: Tensor | None, d_mask: Tensor | None
 ) -> Tensor:
     if Q.dim() != 3 or D.dim() not in (3, 4):
         raise ValueError("late_interaction: Q must be [Nq, Lq, d] and D [Nd, Ld, d] or [Nq, K, Ld, d]")
@@ -60,14 +55,8 @@ def maxsim_dequantized(
             documents = D[at].to(torch.float32, memory_format=torch.contiguous_format)
             if per_token:
                 documents *= scale_D[at].unsqueeze(-1)
-            scores[i, j] = operators.maxsim.default(
-                queries[i],
-                documents,
-                None if q_mask is None else q_mask[i],
-                None if d_mask is None else d_mask[at],
-                False,
-                "high",
-            )
+            masks = None if q_mask is None else q_mask[i], None if d_mask is None else d_mask[at]
+            scores[i, j] = operators.maxsim.default(queries[i], documents, *masks, False, "high")
     return scores
 
 

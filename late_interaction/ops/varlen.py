@@ -22,26 +22,18 @@ need_grad_Q=True, need_grad_D=True) -> (grad_Q, grad_D, grad_weights)``
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import scores_dtype
-from late_interaction.ops._arguments import check_sums
+from late_interaction.ops._arguments import check_packed, check_sums
 from late_interaction.ops._functions import register_packed
 from late_interaction.ops._library import library, operators
-from late_interaction.ops._registration import (
-    count_sequences,
-    fake_nothing,
-    register_helper,
-)
+from late_interaction.ops._registration import count_sequences, fake_nothing, register_helper
 from late_interaction.ops.winners import packed_winner_dtype
 
 
 def _fake(Q: Tensor, D: Tensor, cu_seqlens_q: Tensor, cu_seqlens_d: Tensor, **_: Any) -> Tensor:
-    torch._check(
-        Q.dim() == 2 and D.dim() == 2,
-        lambda: f"late_interaction: Q and D must be [tokens, d], got ranks {Q.dim()} and {D.dim()}",
-    )
+    check_packed(Q, D)
     queries = count_sequences("cu_seqlens_q", cu_seqlens_q)
     documents = count_sequences("cu_seqlens_d", cu_seqlens_d)
     return Q.new_empty((queries, documents), dtype=scores_dtype(Q))
@@ -74,5 +66,5 @@ def _backward_into(
 
 register_helper(operators.maxsim_varlen_backward_into_.default, fake_nothing)
 library.impl("maxsim_varlen_backward_into_", _backward_into, "CPU")
-register_packed("maxsim_varlen", _fake, _fake_winners, 4, lambda *args: args[4:])
-register_packed("maxsim_varlen_weighted", _fake, _fake_winners, 5, lambda *args: args[5:], weighted=True)
+register_packed("maxsim_varlen", _fake, _fake_winners, 4)
+register_packed("maxsim_varlen_weighted", _fake, _fake_winners, 5, weighted=True)

@@ -48,20 +48,8 @@ def _gradients(
     need_Q, need_D, need_weights = needs = ctx.needs_input_grad[:3]
     if backward == "auto" and torch.are_deterministic_algorithms_enabled():
         backward = "lowmem"
-    args = (
-        grad_scores,
-        Q,
-        D,
-        q_weights,
-        winners,
-        normalize,
-        backward,
-        need_Q or need_weights,
-        need_D,
-        paired,
-        need_weights,
-    )
-    grads = call_in_backward(_backward_op, *args)
+    options = (normalize, backward, need_Q or need_weights, need_D, paired, need_weights)
+    grads = call_in_backward(_backward_op, grad_scores, Q, D, q_weights, winners, *options)
     return *(x if need else None for x, need in zip(grads, needs, strict=True)), *[None] * _OPTIONS
 
 
@@ -86,7 +74,7 @@ class WeightedStep(Function):
 apply_weighted_step: Any = super(Function, WeightedStep).apply
 
 
-_scores = finding_winners(_scores_op, _winners_op, 3, 5, _gradients, lambda *args: args[5:])
+_scores = finding_winners(_scores_op, _winners_op, 3, 5, _gradients)
 for _op, _shape, _function in (
     (_scores_op, fake_scores, _scores),
     (_winners_op, fake_winners, keeping_winners(_winners_op, 3, 5, _gradients)),

@@ -28,19 +28,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from late_interaction._checks.options import BACKWARDS, OPERATOR_PRECISIONS, RULES
 from late_interaction._checks.tensors import FLOATS, scores_dtype
-from late_interaction._scoring.precision import float32_products, without_autocast
-from late_interaction.ops._arguments import check_choice, check_tensor
+from late_interaction._scoring.precision import float32_products, product_dtype, without_autocast
+from late_interaction.ops._arguments import check_choice, check_form, check_tensor
 from late_interaction.ops._blocks import ranges
+from late_interaction.ops._functions import keeping_winners
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
-    applied,
     autocast_pair,
     call_in_backward,
-    call_in_function,
     differentiable,
     fake_nothing,
     register_forward,
@@ -111,9 +109,8 @@ class _Panels:
 def _panels(Q: Tensor, D: Tensor, k: int, precision: str) -> tuple[_Panels, str]:
     """Panels of these tokens, and the precision of float32 products that they need."""
     Q, D = Q.flatten(0, 1), D.flatten(0, 1)
-    if Q.dtype == torch.float32 and precision in ("medium", "fp16"):
-        half = torch.bfloat16 if precision == "medium" else torch.float16
-        Q, D = Q.to(half), D.to(half)
+    dtype = product_dtype(precision, Q.dtype)
+    Q, D = Q.to(dtype), D.to(dtype)
     if Q.dtype in (torch.float32, torch.float64):
         return _Panels(Q, D), precision
     if not Q.is_cuda:  # products of half precision are exact in float32
@@ -245,8 +242,8 @@ def _reduce(maxima: Tensor, found: Tensor, weights: Tensor | None, rule: str) ->
 
 
 def _check_ranks(Q: Tensor, D: Tensor) -> None:
-    torch._check(Q.dim() == 3, lambda: f"late_interaction: Q must be [Nq, Lq, d], got rank {Q.dim()}")
-    torch._check(D.dim() == 3, lambda: f"late_interaction: D must be [Nd, Ld, d], got rank {D.dim()}")
+    check_form("Q", Q, "[Nq, Lq, d]")
+    check_form("D", D, "[Nd, Ld, d]")
 
 
 def _fake(Q: Tensor, D: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -259,41 +256,27 @@ def _fake(Q: Tensor, D: Tensor, **_: Any) -> tuple[Tensor, Tensor, Tensor]:
 # ---- gradients ----
 
 
-class XTRWinners(Function):
-    """The selection and the denominators are constants: gradients go through the maxima that count."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        scores, denominators, winners = call_in_function(_winners_op, *args)
-        ctx.save_for_backward(*args[:3], denominators, winners)
-        ctx.strategy = args[7]
-        ctx.mark_non_differentiable(denominators, winners)
-        ctx.set_materialize_grads(False)
-        return scores, denominators, winners
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        if grad_scores is None:
-            return (None,) * 8
-        Q, D, q_weights, denominators, winners = ctx.saved_tensors
-        need_Q, need_D, need_weights = ctx.needs_input_grad[:3]
-        strategy = ctx.strategy
-        if strategy == "auto" and torch.are_deterministic_algorithms_enabled():
-            strategy = "lowmem"
-        options = (False, strategy, need_Q or need_weights, need_D)
-        grad, tokens = grad_scores / denominators, (Q, D)
-        if q_weights is None or q_weights.dtype == torch.bool:
-            grads = call_in_backward(_backward_op, grad, *tokens, winners, *options)
-        else:
-            more = *options, False, need_weights
-            args = (grad, *tokens, q_weights, winners, *more)
-            grads = call_in_backward(_weighted_backward_op, *args)
-        needed = zip(grads, (need_Q, need_D, need_weights), strict=False)
-        found = [x if need else None for x, need in needed]
-        return *found, *[None] * (8 - len(found))
+def _gradients(
+    ctx: Any, grad_scores: Tensor, Q: Tensor, D: Tensor, q_weights: Tensor | None, denominators: Tensor,
+    winners: Tensor,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Differentiate in the maxima that count: the selection and the denominators are constants."""
+    need_Q, need_D, need_weights = needs = ctx.needs_input_grad[:3]
+    strategy = ctx.options[-1]
+    if strategy == "auto" and torch.are_deterministic_algorithms_enabled():
+        strategy = "lowmem"
+    options = (False, strategy, need_Q or need_weights, need_D)
+    grad = grad_scores / denominators
+    if q_weights is None or q_weights.dtype == torch.bool:
+        grads = call_in_backward(_backward_op, grad, Q, D, winners, *options)
+    else:
+        args = (grad, Q, D, q_weights, winners, *options, False, need_weights)
+        grads = call_in_backward(_weighted_backward_op, *args)
+    found = [x if need else None for x, need in zip(grads, needs, strict=False)]
+    return *found, *[None] * (8 - len(found))
 
 
-_kernel = differentiable(_winners_op, applied(XTRWinners))
+_kernel = differentiable(_winners_op, keeping_winners(_winners_op, 3, 4, _gradients))
 register_forward(_winners_op, _fake, _kernel, autocast_pair)
 for _op in (_select_op, _group_maxima_op, _select_in_groups_op):
     register_helper(_op, fake_nothing)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import OPERATOR_PRECISIONS
+from late_interaction._checks.tensors import as_dtype
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._library import operators
 from late_interaction.ops.from_hidden.chunking import (
@@ -33,13 +34,7 @@ from late_interaction.ops.from_hidden.chunking import (
     gpu_of,
     weight_grad_splits,
 )
-from late_interaction.ops.from_hidden.fallback import (
-    converted,
-    project_rows,
-    sum_dtype,
-    wgrad_splitk,
-    working_dtype,
-)
+from late_interaction.ops.from_hidden.fallback import project_rows, sum_dtype, wgrad_splitk, working_dtype
 from late_interaction.ops.winners import winner_dtype
 
 
@@ -80,7 +75,7 @@ class _Head:
             documents = slice(stop, min(stop + self._next(Nd - stop), Nd))
             stop = documents.stop
             hidden = (self.H if self.whole else self.H[documents]).flatten(0, 1)
-            hidden = converted(dtype, hidden)
+            hidden = as_dtype(hidden, dtype)
             yield documents, hidden if hidden.stride(1) == 1 else hidden.contiguous()
 
     def project(self, rows: Tensor, hidden: Tensor, active_rows: Tensor | None = None) -> Tensor:
@@ -107,7 +102,7 @@ def _head(
     itemsize = converted_bytes(in_place, wgrad_kernel, dtype.itemsize, backward)
     size = chunk_size(sizes, itemsize, gpu_of(H.device.index) if H.is_cuda else None, backward)
     alias = need_grad_H and in_place and wgrad_kernel and size < Nd
-    W, b = converted(dtype, W), None if b is None else converted(dtype, b)
+    W, b = as_dtype(W, dtype), None if b is None else as_dtype(b, dtype)
     return _Head(H, W, b, normalize, size, in_place, wgrad_kernel, alias, sizes.query_tokens)
 
 
@@ -143,7 +138,7 @@ def _forward(
     check_tensor("q_mask", q_mask, Q.shape[:2], (torch.bool,), Q)
     check_tensor("d_mask", d_mask, H.shape[:2], (torch.bool,), Q)
     head = _head(H, W, b, Q, normalize, dtype, False)
-    Q = converted(dtype, Q)
+    Q = as_dtype(Q, dtype)
     Nd, Ld, _ = H.shape
     if not winners and head.in_place and dtype.itemsize == 2 and 0 < Q.shape[0] * Q.shape[1] <= SCORED_ROWS:
         hidden = H.flatten(0, 1)
@@ -196,7 +191,7 @@ def maxsim_from_hidden_backward(
     check_tensor("winners", winners, (len(Q), Nd, Q.shape[1]), (winner_dtype(Ld),), Q)
     need_grad_D = need_grad_H or need_grad_W or need_grad_b
     head = _head(H, W, b, Q, normalize, dtype, True, need_grad_H)
-    queries = converted(dtype, Q)
+    queries = as_dtype(Q, dtype)
     make = queries.new_empty if Nd else queries.new_zeros
     grad_Q = make(Q.shape if need_grad_Q else 0)
     sums = None if head.whole or not need_grad_Q else make(Q.shape, dtype=sum_type)
@@ -238,8 +233,8 @@ def maxsim_from_hidden_backward(
         if need_grad_b:  # in two steps: one sum over a long column is slow
             grad_b += rows.view(size).sum(1, dtype=sum_type).sum(0)
     grad_W = parts.sum(0) if need_grad_W else parts
-    grad_b = converted(W.dtype if b is None else b.dtype, grad_b)
-    return converted(Q.dtype, grad_Q), grad_H, converted(W.dtype, grad_W), grad_b
+    grad_b = as_dtype(grad_b, W.dtype if b is None else b.dtype)
+    return as_dtype(grad_Q, Q.dtype), grad_H, as_dtype(grad_W, W.dtype), grad_b
 
 
 def _alias(grad_H: Tensor, dtype: torch.dtype, tokens: int, d: int) -> Tensor:

@@ -4,15 +4,10 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.tensors import FLOATS
+from late_interaction._scoring.precision import HALF
 from late_interaction.ops._arguments import MAX_TOKENS, check_sums, check_tensor
 from late_interaction.ops._library import operators
 from late_interaction.ops.winners import widen, winner_dtype
-
-_HALF = {"medium": torch.bfloat16, "fp16": torch.float16}
-
-
-def product_dtype(precision: str, dtype: torch.dtype) -> torch.dtype:
-    return _HALF.get(precision, dtype) if dtype == torch.float32 else dtype
 
 
 def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
@@ -24,8 +19,8 @@ def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
     found = {x.dtype for x in tensors if x is not None}
     if len(found) > 1 and torch.float64 in found:
         pass
-    elif torch.float32 in found and precision in _HALF:
-        return _HALF[precision]
+    elif torch.float32 in found and precision in HALF:
+        return HALF[precision]
     elif len(halves := found - {torch.float32}) == 1:
         return halves.pop()
     elif not halves:
@@ -38,10 +33,6 @@ def working_dtype(precision: str, *tensors: Tensor | None) -> torch.dtype:
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def converted(dtype: torch.dtype, x: Tensor) -> Tensor:
-    return x if x.dtype == dtype else x.to(dtype)  # even a `to` that changes nothing takes microseconds
 
 
 _BOOL = (torch.bool,)

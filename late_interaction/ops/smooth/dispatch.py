@@ -4,14 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
+from late_interaction.ops._functions import keeping_inputs
 from late_interaction.ops._library import library, operators
 from late_interaction.ops._registration import (
-    applied,
     autocast_pair,
     call_in_backward,
-    call_in_function,
     differentiable,
     register_backward,
     register_forward,
@@ -32,26 +30,14 @@ def _fake_gradient(Q: Tensor, D: Tensor, of_documents: bool, **_: Any) -> Tensor
     return Q.new_empty((Q.shape[0], rows, Q.shape[2]), dtype=torch.float32)
 
 
-class SmoothMaxSim(Function):
-    """Differentiate ``smooth_maxsim``."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        scores: Tensor = call_in_function(_scores_op, *args)
-        ctx.save_for_backward(*args[:4])
-        ctx.options = args[4:]
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
-        *options, paired = ctx.options
-        needs = ctx.needs_input_grad[:2]
-        args = (grad_scores, *ctx.saved_tensors, *options, *needs, paired)
-        grads = call_in_backward(_backward_op, *args)
-        return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6
+def _gradients(ctx: Any, grad_scores: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    *options, paired = ctx.options
+    needs = ctx.needs_input_grad[:2]
+    grads = call_in_backward(_backward_op, grad_scores, *inputs, *options, *needs, paired)
+    return *(grad if need else None for grad, need in zip(grads, needs, strict=True)), *[None] * 6
 
 
-_kernel = differentiable(_scores_op, applied(SmoothMaxSim))
+_kernel = differentiable(_scores_op, keeping_inputs(_scores_op, 4, _gradients))
 register_forward(_scores_op, fake_scores, _kernel, autocast_pair)
 register_backward(_backward_op, fake_backward)
 register_helper(operators.smooth_logs.default, _fake_logs)

@@ -21,7 +21,7 @@ from late_interaction._scoring.precision import float32_products, without_autoca
 from late_interaction.ops._arguments import check_choice, check_tensor
 from late_interaction.ops._blocks import ranges
 from late_interaction.ops.smooth import kernels
-from late_interaction.ops.smooth.kernels import Documents, Tokens, queries
+from late_interaction.ops.smooth.kernels import Documents, Tokens
 
 # What the similarities of a block take; its weights, its documents and their gradients take as much each (or
 # one document's). A block fills a GPU; what a thread of a CPU has of it stays in the caches.
@@ -92,8 +92,10 @@ class _Problem:
         return 1, 1, min(rows, most - most % _WHOLE_TILES if most > _WHOLE_TILES else most)
 
     def queries(self, groups: slice) -> Tokens:
-        mask = None if self.q_mask is None else self.q_mask[groups]
-        return queries(self.Q[groups], mask, self.normalize, self.dtype)
+        x = self.Q[groups]
+        if self.q_mask is not None:  # what a masked token holds reaches no product
+            x = x.masked_fill(~self.q_mask[groups].unsqueeze(-1), 0.0)
+        return Tokens.of(x, self.normalize, self.dtype)
 
     def documents(self, groups: slice, chosen: slice) -> Documents:
         mask = None if self.d_mask is None else self.d_mask[groups, chosen]
@@ -249,9 +251,16 @@ def _write_gradients(p: _Problem, grads: Tensor, grad_Q: Tensor | None, grad_D: 
             documents = p.documents(groups, chosen)
             factors = grads[groups, :, chosen].repeat_interleave(p.Lq, 1)
             factors = p.counted(factors, groups, documents)
-            to_Q = None if sums_Q is None else (sums_Q, float(chosen.start > 0))
             sums_D = None if grad_D is None else own.rows.new_empty(documents.columns.shape)
-            _add_gradients(blocks, own.rows, documents, factors, to_Q, sums_D)
+            for part in ranges(own.rows.shape[1], blocks.rows):
+                rows = own.rows[:, part]
+                _, weights = blocks.compute(rows, documents)
+                weights = weights.mul_(factors[:, part].unsqueeze(-1)).flatten(2)
+                if sums_Q is not None:
+                    beta = float(chosen.start > 0)
+                    _add_product(sums_Q[:, part], weights, documents.columns, 1.0, beta)
+                if sums_D is not None:
+                    _add_product(sums_D, weights.transpose(1, 2), rows, 1.0, float(part.start > 0))
             if grad_D is not None and sums_D is not None:
                 mask = None if p.d_mask is None else p.d_mask[groups, chosen]
                 out = grad_D[groups, chosen]
@@ -259,26 +268,3 @@ def _write_gradients(p: _Problem, grads: Tensor, grad_Q: Tensor | None, grad_D: 
         if grad_Q is not None and sums_Q is not None:
             mask = None if p.q_mask is None else p.q_mask[groups]
             own.write_gradient(grad_Q[groups], sums_Q, mask)
-
-
-def _add_gradients(
-    blocks: _Blocks,
-    rows: Tensor,
-    documents: Documents,
-    factors: Tensor,
-    to_Q: tuple[Tensor, float] | None,
-    sums_D: Tensor | None,
-) -> None:
-    """Add the gradient of ``rows`` to sums of these documents, and write that of ``documents.columns``.
-
-    factors: ``[groups, rows, documents]``, the gradient of each row's share of a score.
-    to_Q: the sums, ``[groups, rows, d]``, and 0.0 if they hold nothing yet, else 1.0.
-    """
-    for part in ranges(rows.shape[1], blocks.rows):
-        _, weights = blocks.compute(rows[:, part], documents)
-        weights = weights.mul_(factors[:, part].unsqueeze(-1)).flatten(2)
-        if to_Q is not None:
-            sums, beta = to_Q
-            _add_product(sums[:, part], weights, documents.columns, 1.0, beta)
-        if sums_D is not None:
-            _add_product(sums_D, weights.transpose(1, 2), rows[:, part], 1.0, float(part.start > 0))

@@ -42,12 +42,6 @@ class Tokens:
         out.copy_(grad if mask is None else grad.masked_fill_(~mask.unsqueeze(-1), 0.0))
 
 
-def queries(x: Tensor, mask: Tensor | None, normalize: bool, dtype: torch.dtype) -> Tokens:
-    """Masked tokens are zeros: what they hold reaches no product."""
-    x = x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return Tokens.of(x, normalize, dtype)
-
-
 @dataclass(frozen=True)
 class Documents:
     """Some documents of each group, ``[groups, documents, Ld, d]``.
