@@ -1,5 +1,6 @@
 """MaxSim of hidden states, by :mod:`late_interaction.ops.from_hidden`: :func:`maxsim_from_hidden`."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -78,47 +79,29 @@ def maxsim_from_hidden(
     check_flag("project_Q", project_Q)
     check_precision(precision)
     Q3, q_mask, d_mask = check_from_hidden(Q, H_d, W, b, q_mask, d_mask, project_Q)
-    autocast = is_autocasting(Q)
-    if precision is not None and autocast:
-        with torch.autocast(Q.device.type, enabled=False):  # what the caller says beats autocast
-            scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, False)
-    else:
-        scores = _scores(Q3, H_d, W, b, q_mask, d_mask, normalize, project_Q, precision, autocast)
+    autocast, beats = is_autocasting(Q), precision is not None  # what the caller says beats autocast
+    multiply = float32_precision(Q.device.type) if precision is None else precision
+    with torch.autocast(Q.device.type, enabled=False) if autocast and beats else nullcontext():
+        autocast = autocast and not beats
+        if not autocast:
+            dtype = working_dtype(multiply, Q3, H_d, W, b)
+        if project_Q:
+            if q_mask is not None:  # whatever a masked token holds reaches nothing, W's gradient included
+                Q3 = Q3.masked_fill(~q_mask.unsqueeze(-1), 0.0)
+            # Queries are few: PyTorch's own operators, and its own autocast.
+            if autocast:
+                Q3 = F.linear(Q3, W, b)
+            else:
+                Q3 = F.linear(Q3.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
+            Q3 = F.normalize(Q3, dim=-1, eps=1e-12) if normalize else Q3
+        check_no_forward_ad("maxsim_from_hidden", Q3, H_d, W, b)
+        scores: Tensor = ops.maxsim_from_hidden(Q3, H_d, W, b, q_mask, d_mask, normalize, multiply)
     if not normalize:
         tokens: dict[str, Any] = {"called": "the projected H_d", "project": lambda x: _linear(x, W, b)}
         look("maxsim_from_hidden", H_d, d_mask, **tokens)
     elif not project_Q:
         look("maxsim_from_hidden", Q3, q_mask, option=False)
     return scores.squeeze(0) if Q.dim() == 2 else scores
-
-
-def _scores(
-    Q: Tensor,
-    H_d: Tensor,
-    W: Tensor,
-    b: Tensor | None,
-    q_mask: Tensor | None,
-    d_mask: Tensor | None,
-    normalize: bool,
-    project_Q: bool,
-    precision: Precision | None,
-    autocast: bool,
-) -> Tensor:
-    if precision is None:
-        precision = float32_precision(Q.device.type)
-    if not autocast:
-        dtype = working_dtype(precision, Q, H_d, W, b)
-    if project_Q:
-        if q_mask is not None:  # whatever a masked token holds reaches nothing, W's gradient included
-            Q = Q.masked_fill(~q_mask.unsqueeze(-1), 0.0)
-        # Queries are few: PyTorch's own operators, and its own autocast.
-        if autocast:
-            Q = F.linear(Q, W, b)
-        else:
-            Q = F.linear(Q.to(dtype), W.to(dtype), None if b is None else b.to(dtype))
-        Q = F.normalize(Q, dim=-1, eps=1e-12) if normalize else Q
-    check_no_forward_ad("maxsim_from_hidden", Q, H_d, W, b)
-    return ops.maxsim_from_hidden(Q, H_d, W, b, q_mask, d_mask, normalize, precision)
 
 
 def _linear(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:

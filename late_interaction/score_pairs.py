@@ -11,12 +11,7 @@ from torch import Tensor
 from late_interaction import ops
 from late_interaction._checks.dense import check_weights
 from late_interaction._checks.options import Precision, check_flag
-from late_interaction._checks.packed import (
-    check_max_length,
-    check_packed,
-    check_pair_indices,
-    check_spans,
-)
+from late_interaction._checks.packed import check_max_length, check_packed, check_pair_indices, check_spans
 from late_interaction._checks.tensors import check_no_forward_ad, has_values
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import packed_counts
@@ -93,36 +88,22 @@ def score_pairs_packed(
     tokens: tuple[Tensor, ...] = (Q_packed, D_packed)
     if q_weights is not None:
         tokens += (q_weights,)
-    scores = _score(tokens, (cu_q, cu_d, pair_q, pair_d), max_seqlen_q, precision)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tokens)
+    if learns and max_seqlen_q is None:
+        max_seqlen_q = _longest_query(Q_packed, cu_q)
+    op = getattr(ops, f"maxsim_pairs_packed{'_weighted' * (len(tokens) == 3)}{'_winners' * learns}")
+    try:
+        found = call_packed(op, (*tokens, cu_q, cu_d, pair_q, pair_d, max_seqlen_q), precision, learns)
+    except RuntimeError as error:
+        if learns and max_seqlen_q is not None:
+            _oom.pairs_failed(error, Q_packed, D_packed, len(pair_q), max_seqlen_q)
+        raise
+    scores: Tensor = found[0] if learns else found
     look("score_pairs_packed", Q_packed, option=False)
     if not mean or len(pair_q) == 0:
         return scores
     counts = packed_counts(cu_q, q_weights).to(scores.dtype)
     return scores / counts[pair_q.clamp(0, len(counts) - 1).long()]
-
-
-def _score(
-    tokens: tuple[Tensor, ...],
-    index: tuple[Tensor, ...],
-    max_seqlen_q: int | None,
-    precision: Precision | None,
-) -> Tensor:
-    """Score the pairs. tokens: Q, D and any weights of Q. index: offsets, and pairs."""
-    weighted = len(tokens) == 3
-    scores: Tensor
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in tokens)):
-        op = ops.maxsim_pairs_packed_weighted if weighted else ops.maxsim_pairs_packed
-        scores = call_packed(op, (*tokens, *index, max_seqlen_q), precision, False)
-        return scores
-    if max_seqlen_q is None:
-        max_seqlen_q = _longest_query(tokens[0], index[0])
-    op = ops.maxsim_pairs_packed_weighted_winners if weighted else ops.maxsim_pairs_packed_winners
-    try:
-        scores, _ = call_packed(op, (*tokens, *index, max_seqlen_q), precision, True)
-    except RuntimeError as error:
-        _oom.pairs_failed(error, tokens[0], tokens[1], len(index[2]), max_seqlen_q)
-        raise
-    return scores
 
 
 def rerank_direct(
