@@ -191,12 +191,24 @@ def padded(queries=QUERIES, documents=DOCUMENTS, query_lengths=TWO, doc_lengths=
     return reference.maxsim_padded_reference(queries, documents, query_lengths, doc_lengths)
 
 
-def varlen(Q=TOKENS, cu=CU):
-    return reference.maxsim_reference_varlen(Q, TOKENS, cu, CU)
+def varlen(Q=TOKENS, cu=CU, cu_d=CU):
+    return reference.maxsim_reference_varlen(Q, TOKENS, cu, cu_d)
 
 
 def scatter(i, j):
     return reference.maxsim_reference_scatter(TOKENS, TOKENS, CU, CU, i, j)
+
+
+def unpacked(nbits, d=4):
+    return reference.unpack_residuals_reference(torch.zeros(6, 4, dtype=BYTE), nbits, d)
+
+
+def residual_varlen(nbits):
+    return reference.maxsim_residual_varlen_reference(TOKENS, *FLAT[:-1], nbits)
+
+
+def from_hidden(W):
+    return reference.maxsim_from_hidden_reference(TOKENS, DOCUMENTS[0].double(), W)
 
 
 REFUSED = [
@@ -218,20 +230,33 @@ REFUSED = [
     (padded, {"documents": QUERIES}, r"documents \[B, C, Ld, d\]"),
     (padded, {"documents": DOCUMENTS.unsqueeze(0)}, r"documents \[B, C, Ld, d\]"),
     (padded, {"query_lengths": TWO.repeat(2)}, r"query_lengths must be \[2\], got \[4\]"),
+    (padded, {"query_lengths": TWO[:1]}, r"query_lengths must be \[2\], got \[1\]"),
     (padded, {"doc_lengths": TWO}, r"doc_lengths must be \[2, 1\]"),
     (varlen, {"Q": TOKENS[:, 0]}, r"Q must be \[tokens, d\]"),
     (varlen, {"Q": TOKENS.unsqueeze(0)}, r"Q must be \[tokens, d\]"),
     (varlen, {"cu": CU[0]}, r"cu_seqlens_q must be \[sequences \+ 1\]"),
     (varlen, {"cu": CU.unsqueeze(0)}, r"cu_seqlens_q must be \[sequences \+ 1\]"),
     (varlen, {"cu": CU[:0]}, r"cu_seqlens_q must be \[sequences \+ 1\]"),
+    (varlen, {"cu_d": CU.flip(0)}, "cu_seqlens_d must not decrease"),
     (scatter, {"i": CU[0], "j": CU[0]}, "must be 1-D and equally long"),
     (scatter, {"i": CU[:1].view(1, 1), "j": CU[:1].view(1, 1)}, "must be 1-D and equally long"),
     (scatter, {"i": CU[:1], "j": CU[:1].repeat(2)}, "must be 1-D and equally long"),
     (scatter, {"i": CU[:1].repeat(2), "j": CU[:1]}, "must be 1-D and equally long"),
+    (scatter, {"i": CU[1:2], "j": CU[:1]}, r"pair_q_idx must lie in \[0, 2\)"),
+    (from_hidden, {"W": torch.ones(6, 4, dtype=F64)}, "W must be"),
+    (unpacked, {"nbits": 3}, "nbits must be 1, 2, 4 or 8"),
+    (unpacked, {"nbits": 2**70}, "nbits must be 1, 2, 4 or 8"),
+    (residual_varlen, {"nbits": 2**70}, "nbits must be 1, 2, 4 or 8"),
+    (unpacked, {"nbits": 8, "d": 5}, "residuals must be"),
 ]
 
 
 @pytest.mark.parametrize(("call", "change", "message"), REFUSED)
-def test_shapes_that_are_refused(call, change, message):
+def test_what_is_refused(call, change, message):
     with pytest.raises(ValueError, match=message):
         call(**change)
+
+
+def test_offsets_are_integers():
+    with pytest.raises(TypeError, match="cu_seqlens_q must be int32 or int64"):
+        varlen(cu=CU.float())

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from late_interaction import maxsim_with_winners, reference
+from late_interaction import reference
+from tests.operators.test_plaid import unpacked
 from tests.support import ref
 from tests.support.cases import mask, tokens
+from tests.support.coded import packed
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 LENGTHS = [3, 0, 7, 1, 0, 33]
@@ -15,10 +17,6 @@ LIMIT = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 5e-6}
 
 def offsets(lengths):
     return torch.tensor([0, *lengths]).cumsum(0)
-
-
-def sequences(packed, lengths):
-    return packed.split(lengths)
 
 
 def score(q, d, normalize=False):
@@ -35,7 +33,7 @@ def test_packed(dtype, normalize):
     lengths_q, lengths_d = [2, 0, 5], LENGTHS
     Q, D = tokens((sum(lengths_q), 24), dtype, "cpu"), tokens((sum(lengths_d), 24), dtype, "cpu")
     cu_q, cu_d = offsets(lengths_q), offsets(lengths_d)
-    wanted = grid(sequences(Q, lengths_q), sequences(D, lengths_d), normalize)
+    wanted = grid(Q.split(lengths_q), D.split(lengths_d), normalize)
 
     scores = reference.maxsim_reference_varlen(Q, D, cu_q, cu_d.int(), normalize=normalize)
     ref.assert_close(scores, wanted, LIMIT[dtype])
@@ -103,25 +101,14 @@ def test_hidden(masks, bias, normalize):
     assert torch.equal(H.grad.ne(0).any(-1), won)
 
 
-def pack(buckets, nbits):
-    """Bucket codes [..., d] as bytes, bit by bit, the lowest bits of a byte first."""
-    *shape, d = buckets.shape
-    packed = torch.zeros(*shape, (d * nbits + 7) // 8, dtype=torch.uint8)
-    for k in range(d):
-        for bit in range(nbits):
-            where = k * nbits + bit
-            packed[..., where // 8] |= ((buckets[..., k] >> bit & 1) << where % 8).to(torch.uint8)
-    return packed
-
-
 @pytest.mark.parametrize("d", [1, 8, 21, 128])
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
 def test_residuals(nbits, d):
     lengths = [5, 0, 7, 1]
     Q = torch.randn(2, 3, d, dtype=torch.float64)
     centroids, weights = torch.randn(11, d), torch.randn(2**nbits)
-    codes, buckets = torch.randint(11, (4, 7)), torch.randint(2**nbits, (4, 7, d))
-    residuals = pack(buckets, nbits)
+    codes, residuals = torch.randint(11, (4, 7)), packed((4, 7), d, nbits, "cpu")
+    buckets = unpacked(residuals, nbits, d)
     assert torch.equal(reference.unpack_residuals_reference(residuals, nbits, d), buckets.int())
 
     D = centroids.double()[codes] + weights.double()[buckets]
@@ -129,16 +116,16 @@ def test_residuals(nbits, d):
         wanted = grid(Q, [D[j, :n] for j, n in enumerate(lengths)], normalize)
         options = {"normalize": normalize}
         stored = (centroids, weights, nbits)
-        padded = reference.maxsim_residual_reference(
+        scores = reference.maxsim_residual_reference(
             Q, codes, residuals, torch.tensor(lengths), *stored, **options
         )
-        ref.assert_close(padded, wanted, 1e-13)
+        ref.assert_close(scores, wanted, 1e-13)
         keep = torch.arange(7) < torch.tensor(lengths).unsqueeze(1)
         flat = (codes[keep].int(), residuals[keep], offsets(lengths))
-        packed = reference.maxsim_residual_varlen_reference(Q, *flat, *stored, **options)
-        ref.assert_close(packed, wanted, 1e-13)
-        packed = reference.maxsim_residual_varlen_reference(Q[0].float(), *flat, *stored, **options)
-        ref.assert_close(packed, wanted[0], 3e-6)
+        scores = reference.maxsim_residual_varlen_reference(Q, *flat, *stored, **options)
+        ref.assert_close(scores, wanted, 1e-13)
+        scores = reference.maxsim_residual_varlen_reference(Q[0].float(), *flat, *stored, **options)
+        ref.assert_close(scores, wanted[0], 3e-6)
 
 
 def test_centroid_scores():
@@ -169,61 +156,3 @@ def test_gradients():
     assert torch.autograd.gradcheck(reference.maxsim_reference_varlen, (Q, D, cu_q, cu_d))
     i, j = torch.tensor([2, 0, 2]), torch.tensor([1, 0, 1])
     assert torch.autograd.gradcheck(reference.maxsim_reference_scatter, (Q, D, cu_q, cu_d, i, j))
-
-
-X, CU, LEN = torch.randn(6, 4), torch.tensor([0, 2, 6]), torch.tensor([2, 3])
-BAD = {
-    "offsets that fall": ("maxsim_reference_varlen", (X, X, CU, CU.flip(0)), ValueError, "cu_seqlens_d"),
-    "offsets past the end": ("maxsim_reference_varlen", (X, X, CU + 1, CU), ValueError, "cu_seqlens_q"),
-    "offsets of floats": ("maxsim_reference_varlen", (X, X, CU.float(), CU), TypeError, "cu_seqlens_q"),
-    "batches": ("maxsim_reference_varlen", (X.unsqueeze(0), X, CU, CU), ValueError, "Q must be"),
-    "no such query": (
-        "maxsim_reference_scatter",
-        (X, X, CU, CU, CU[1:], CU[:2]),
-        ValueError,
-        "pair_q_idx",
-    ),
-    "indices of two lengths": (
-        "maxsim_reference_scatter",
-        (X, X, CU, CU, CU, CU[:2]),
-        ValueError,
-        "equally long",
-    ),
-    "lengths of one query": (
-        "maxsim_padded_reference",
-        (X.view(2, 3, 4), X.view(2, 1, 3, 4), LEN[:1], LEN.view(2, 1)),
-        ValueError,
-        "query_lengths",
-    ),
-    "W turned": ("maxsim_from_hidden_reference", (X, X.view(2, 3, 4), X), ValueError, "W must be"),
-    "huge nbits": ("unpack_residuals_reference", (X.byte(), 2**70, 4), ValueError, "nbits must be 1"),
-    "nbits that fill memory": (
-        "maxsim_residual_varlen_reference",
-        (X, X[:, 0].int(), X[:, :1].byte(), CU, X, X[0], 2**70),
-        ValueError,
-        "nbits must be 1, 2, 4 or 8",
-    ),
-    "nbits of 3": ("unpack_residuals_reference", (X.byte(), 3, 4), ValueError, "nbits"),
-    "short residuals": ("unpack_residuals_reference", (X.byte(), 8, 5), ValueError, "residuals"),
-    "weights of 2 bits": (
-        "maxsim_residual_reference",
-        (X, CU.view(1, 3), torch.zeros(1, 3, 2, dtype=torch.uint8), CU[:1], X, X[0], 4),
-        ValueError,
-        "bucket_weights",
-    ),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_bad_input(bad):
-    name, args, error, words = BAD[bad]
-    with pytest.raises(error, match=words):
-        getattr(reference, name)(*args)
-
-
-def test_a_masked_token_wins_nothing_though_all_others_are_minus_infinity(device):
-    Q, D = torch.tensor([[[1.0]]], device=device), torch.full((1, 3, 1), -torch.inf, device=device)
-    d_mask = torch.tensor([[False, True, True]], device=device)
-    scores, winners = reference.maxsim_with_winners_reference(Q, D, None, d_mask)
-    assert winners.tolist() == [[[1]]] and scores.item() == -torch.inf
-    assert torch.equal(maxsim_with_winners(Q, D, None, d_mask)[1], winners)
