@@ -152,3 +152,14 @@ def assert_winners_close(winners, ref, Q, D, limit, normalize=False):
         gap = ((best - mine) / scale)[winners[:, j] != ref[:, j]]
         worst = float(gap.max()) if gap.numel() else 0.0
         assert worst <= limit, f"document {j}: a winner is {worst:.1e} short of the maximum"
+
+
+def assert_gradients(scores, Q, D, winners, limit, normalize=False, grad_scores=None):
+    """Return the gradients of these scores, random ones or as given, which must be close to float64."""
+    grad_scores = torch.randn_like(scores) if grad_scores is None else grad_scores
+    found = torch.autograd.grad(scores, (Q, D), grad_scores)
+    wanted = gradients(grad_scores, Q, D, winners, normalize)
+    for got, expected, x, name in zip(found, wanted, (Q, D), ("grad_Q", "grad_D"), strict=True):
+        assert got.dtype == x.dtype
+        assert_close(got, expected, limit, name)
+    return found
