@@ -48,62 +48,28 @@ def draw(shape, dtype, device):
     return weights * (torch.rand(shape, device=device) < 0.9)
 
 
-def each_token(Q, D, i):
-    """The tokens of query i, each as a query, and the documents that they meet."""
-    rows = Q[i].unsqueeze(1)
-    return rows, D if D.dim() == 3 else D[i].expand(len(rows), *D.shape[1:])
-
-
-def judged(Q, D, weights, q_mask, d_mask, normalize):
-    """(scores [Nq, N], maxima [Nq, Lq, N]) in float64."""
-    maxima = torch.zeros(*Q.shape[:2], D.shape[-3], dtype=torch.float64, device=Q.device)
-    for i in range(len(Q)):
-        rows, documents = each_token(Q, D, i)
-        own_mask = d_mask
-        if d_mask is not None and d_mask.dim() == 3:
-            own_mask = d_mask[i].expand(len(rows), *d_mask.shape[1:])
-        maxima[i], _ = ref.maxsim(rows, documents, None, own_mask, normalize)
-    if q_mask is not None:
-        maxima = maxima.masked_fill(~q_mask.unsqueeze(-1), 0.0)
-    return (maxima * weights.double().unsqueeze(-1)).sum(1), maxima
-
-
-def judged_gradients(grad_scores, Q, D, weights, winners, normalize):
-    """(grad_Q, grad_D) in float64."""
-    grad_Q, grad_D = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (Q, D))
-    for i in range(len(Q)):
-        rows, documents = each_token(Q, D, i)
-        grads = grad_scores[i].double() * weights[i].double().unsqueeze(1)
-        found = winners[i].t().unsqueeze(-1)
-        of_rows, of_documents = ref.gradients(grads, rows, documents, found, normalize)
-        grad_Q[i] = of_rows.squeeze(1)
-        if D.dim() == 4:
-            grad_D[i] = of_documents.sum(0)
-        else:
-            grad_D += of_documents
-    return grad_Q, grad_D
-
-
 def check(case, winners, device):
     Q, D, q_mask, d_mask = inputs(case, device)
     weights = draw((case.Lq, case.Nq), case.dtype, device).t()
-    scores, maxima = judged(Q, D, weights, q_mask, d_mask, case.normalize)
+    maxima, _ = ref.maxima(Q, D, q_mask, d_mask, case.normalize)
+    terms = maxima * weights.double().unsqueeze(1)
     with torch.no_grad():
         found = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)[1]
     leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
     out = call(li.maxsim, case, *leaves[:2], q_mask, d_mask, q_weights=leaves[2], winners=winners)
-    scale = (maxima.abs() * weights.double().abs().unsqueeze(-1)).sum(1).norm()  # terms of both signs cancel
+    scale = terms.abs().sum(-1).norm()  # terms of both signs cancel
     limit = ref.UNIT_SCORE_TOLERANCE if case.normalize else ref.tolerance(case.dtype)
-    assert float((out.detach().double() - scores).norm()) <= limit * max(float(scale), 1e-30)
+    assert float((out.detach().double() - terms.sum(-1)).norm()) <= limit * max(float(scale), 1e-30)
 
     grad_scores = torch.randn_like(out)
     out.backward(grad_scores)
-    grad_Q, grad_D = judged_gradients(grad_scores, Q, D, weights, found, case.normalize)
+    grads = grad_scores.double().unsqueeze(-1) * weights.double().unsqueeze(1)
+    grad_Q, grad_D = ref.gradients(grads, Q, D, found, case.normalize)
     limit = ref.GRAD_TOLERANCE[case.dtype]
     for leaf, grad, name in zip(leaves, (grad_Q, grad_D), ("grad_Q", "grad_D"), strict=False):
         assert leaf.grad.dtype == case.dtype
         ref.assert_close(leaf.grad, grad, 4 * limit, name)
-    of_weights = (maxima * grad_scores.double().unsqueeze(1)).sum(-1)
+    of_weights = (maxima * grad_scores.double().unsqueeze(-1)).sum(1)
     ref.assert_close(leaves[2].grad, of_weights, 2e-4 if case.normalize else 2e-5, "grad of the weights")
 
 
