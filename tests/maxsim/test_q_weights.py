@@ -261,24 +261,20 @@ def test_mean_divides_by_the_tokens_that_count(device):
 
 
 def test_mean_of_packed(device):
-    lengths = [3, 0, 5]
-    Q, cu_q = packed.pack(lengths, 16, torch.float32, device)
-    D, cu_d = packed.pack([4, 7], 16, torch.float32, device)
+    """Of queries of 3, 0 and 5 tokens, of two of which a weight is 0, and of listed pairs of them."""
+    (Q, cu_q), (D, cu_d) = (packed.pack(n, 16, torch.float32, device) for n in ([3, 0, 5], [4, 7]))
     weights = torch.ones(len(Q), device=device)
     weights[[1, 4]] = 0.0
-    plain, weighed = maxsim_varlen(Q, D, cu_q, cu_d), maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
-    counts = torch.tensor([[3.0], [1.0], [5.0]], device=device)
-    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, mean=True), plain / counts)
-    counts = torch.tensor([[2.0], [1.0], [4.0]], device=device)
-    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights, mean=True), weighed / counts)
-    for pairs in range(4):
-        pair_q, pair_d = (torch.tensor(x, device=device)[:pairs] for x in ([2, 0, 1], [1, 1, 0]))
-        for given, of_query in ((None, [5.0, 3.0, 1.0]), (weights, [4.0, 2.0, 1.0])):
+    for given, counts in ((None, [3.0, 1.0, 5.0]), (weights, [2.0, 1.0, 4.0])):
+        counts = torch.tensor(counts, device=device)
+        plain, mean = (maxsim_varlen(Q, D, cu_q, cu_d, q_weights=given, mean=x) for x in (False, True))
+        assert torch.equal(mean, plain / counts.unsqueeze(1))
+        for n in range(4):
+            pairs = [torch.tensor(x, device=device)[:n] for x in ([2, 0, 1], [1, 1, 0])]
             plain, mean = (
-                score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, q_weights=given, mean=mean)
-                for mean in (False, True)
+                score_pairs_packed(Q, D, cu_q, cu_d, *pairs, q_weights=given, mean=x) for x in (False, True)
             )
-            assert torch.equal(mean, plain / torch.tensor(of_query, device=device)[:pairs])
+            assert torch.equal(mean, plain / counts[pairs[0]])
 
 
 # ---- as citizens of PyTorch ----
