@@ -190,12 +190,18 @@ def test_exported_with_lengths_that_depend_on_data(name, device):
         torch.testing.assert_close(program.module()(*args), LATE[name](*args))
 
 
+@pytest.mark.parametrize("options", [{}, {"backward": "lowmem"}, {"precision": "medium"}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_traced_call_multiplies_as_an_eager_one(dtype):
-    """torch.set_float32_matmul_precision is for float32 alone."""
+def test_a_traced_call_has_its_options(dtype, options):
+    """And multiplies as an eager one: torch.set_float32_matmul_precision is for float32 alone."""
     torch.set_float32_matmul_precision("high")
     Q, D = torch.randn(2, 3, 8, dtype=dtype), torch.randn(4, 5, 8, dtype=dtype)
-    for function in (torch.export.export(Module(li.maxsim), (Q, D)).module(), li.maxsim):
-        with Called() as called:
-            function(Q, D)
-        assert called.arguments[0]["precision"] == ("high" if dtype is torch.float32 else "highest")
+    program = torch.export.export(Module(lambda Q, D: li.maxsim(Q, D, **options)), (Q, D))
+    with Called() as called:
+        program.module()(Q, D)
+        li.maxsim(Q, D, **options)
+    traced, eager = called.arguments
+    assert traced["backward"] == options.get("backward", "auto")
+    assert traced["precision"] == eager["precision"]
+    if "precision" not in options:
+        assert traced["precision"] == ("high" if dtype is torch.float32 else "highest")
