@@ -14,7 +14,8 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node, run_and
 from torch.nn.functional import cross_entropy
 
 import late_interaction as li
-from tests.support.calls import needs_compiler
+from tests.limits.test_bad_input import KD, MASKS, RANKS, TOKENS, D, Q
+from tests.support.calls import needs_compiler, refused
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -132,60 +133,25 @@ def test_guards_are_few(name):
     assert len(ours) <= 16, ours
 
 
-# What the short way of a traced call (late_interaction/_scoring/traced.py) leaves to the checks, which serve
-# or refuse it; the next test has more that they serve.
-Q, D, _, *KEPT = (x.detach() for x in batch((4, 7)))
-OWN, PAIRED = D.expand(4, 4, 7, 8), {"function": li.maxsim_pairs}
-OTHERS = [
-    {"Q": [1.0]},
-    {"D": [1.0]},
-    {"Q": Q.int(), "D": D.int()},
-    {"Q": Q.to(torch.float8_e4m3fn), "D": D.to(torch.float8_e4m3fn)},
-    {"D": D.double()},
-    {"D": D.half()},
-    {"D": D.to("meta")},
-    {"Q": Q.to_sparse()},
-    {"D": D.to_sparse()},
-    {"Q": torch.nested.nested_tensor([Q[0], Q[1]])},
-    {"D": torch.nested.nested_tensor([D[0], D[1]])},
-    {"Q": Q[None]},
-    {"D": OWN[None]},
-    PAIRED | {"D": OWN},
-    {"D": D[..., :7]},
-    {"Q": Q[..., :7]},
-    {"Q": Q[..., :0], "D": D[..., :0]},
-    PAIRED | {"Q": Q[:3]},
-    PAIRED | {"D": D[:1]},
-    {"D": OWN[:1]},
-    {"Q": Q[:1], "D": OWN},
-    {"q_mask": KEPT[0].float()},
-    {"q_mask": [True]},
-    {"q_mask": KEPT[0].to("meta")},
-    {"q_mask": KEPT[0].to_sparse()},
-    {"q_mask": KEPT[0][:1]},
-    {"q_mask": KEPT[0][:, :2]},
-    {"d_mask": KEPT[1].int()},
-    {"d_mask": KEPT[1][:, :4]},
-    {"normalize": 1},
-    {"normalize": None},
-]
+# What the short way of a traced call (late_interaction/_scoring/traced.py) leaves to the checks: calls of
+# functions, the error, and words of its message.
+REFUSED = {
+    **{name: (li.maxsim, tokens, {}, error, words) for name, (tokens, error, words) in TOKENS.items()},
+    **{name: (li.maxsim, tokens, {}, ValueError, words) for name, (tokens, words) in RANKS.items()},
+    **{
+        f"{name} mask": (li.maxsim, (Q, D, *masks), {}, error, words)
+        for name, (masks, error, words) in MASKS.items()
+    },
+    "normalize": (li.maxsim, (Q, D), {"normalize": 1}, TypeError, ["normalize must be True or False"]),
+    "pairs": (li.maxsim_pairs, (Q, D), {}, ValueError, ["maxsim_pairs needs"]),
+    "pairs of one's own": (li.maxsim_pairs, (Q, KD), {}, ValueError, ["maxsim_pairs needs"]),
+}
 
 
-def outcome(function, arguments):
-    try:
-        return function(**arguments)
-    except (TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-@pytest.mark.parametrize("change", OTHERS)
-def test_a_compiled_call_ends_as_an_eager_one(change):
-    """With the same scores, or the same words on what is wrong."""
-    arguments = {"function": li.maxsim, "Q": Q, "D": D} | change
-    function = arguments.pop("function")
-    wanted = outcome(function, arguments)
-    found = outcome(torch.compile(function, backend="eager"), arguments)
-    assert torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else found == wanted
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_compiled_call_refuses_as_an_eager_one(name):
+    function, args, options, error, words = REFUSED[name]
+    refused(error, words, torch.compile(function, backend="eager"), *args, **options)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -197,7 +163,7 @@ def test_what_the_short_way_leaves_to_the_checks(grad, device):
         return (
             li.maxsim(Q[0], D),
             li.maxsim(Q, D[0], q_mask.int()),
-            li.maxsim(Q, D, None, d_mask, backward="lowmem"),
+            li.maxsim(Q, D, None, d_mask.int(), backward="lowmem"),
             li.maxsim(Q, D, precision="highest"),
             li.maxsim(Q, D, q_mask, mean=True),
             li.maxsim(Q, D, q_weights=q_mask.float()),
