@@ -12,7 +12,6 @@ from tests.support.coded import packed
 
 F64, BYTE = torch.float64, torch.uint8
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
-LENGTHS = [3, 0, 7, 1, 0, 33]
 # Rounding of float32 sums of products; float64 is exact to its own.
 LIMIT = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 5e-6}
 
@@ -32,7 +31,7 @@ def grid(queries, documents, normalize=False):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_packed(dtype, normalize):
-    lengths_q, lengths_d = [2, 0, 5], LENGTHS
+    lengths_q, lengths_d = [2, 0, 5], [3, 0, 7, 1, 0, 33]
     Q, D = tokens((sum(lengths_q), 24), dtype, "cpu"), tokens((sum(lengths_d), 24), dtype, "cpu")
     cu_q, cu_d = offsets(lengths_q), offsets(lengths_d)
     wanted = grid(Q.split(lengths_q), D.split(lengths_d), normalize)

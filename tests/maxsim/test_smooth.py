@@ -1,4 +1,4 @@
-"""The smooth maximum against its definition in float64, document by document."""
+"""The smooth maximum against its definition in float64."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ import torch
 import late_interaction as li
 from late_interaction.ops.smooth import driver, kernels
 from late_interaction.reference import smooth_maxsim_reference
+from tests.operators.test_smooth_kernels import judge as smooth_scores
 from tests.support import ref
 from tests.support.calls import peak
 from tests.support.cases import LENGTHS_D, LENGTHS_Q, mask
@@ -20,22 +21,11 @@ F64 = torch.float64
 
 
 def judge(Q, D, q_mask=None, d_mask=None, tau=0.1, normalize=False):
-    """Scores in float64, differentiable: each token's sum of exponentials over the tokens that count."""
-    Q, D = (x.double() for x in (Q, ref.per_query(D, len(Q))))
+    """Scores in float64, differentiable."""
+    Q, D = Q.double(), D.double()
     if normalize:
         Q, D = (x / x.norm(dim=-1, keepdim=True).clamp_min(ref.EPS) for x in (Q, D))
-    scores = []
-    for i, j in itertools.product(range(len(Q)), range(D.shape[1])):
-        own = None if d_mask is None else d_mask[i, j] if d_mask.dim() == 3 else d_mask[j]
-        document = D[i, j] if own is None else D[i, j][own]
-        query = Q[i] if q_mask is None else Q[i][q_mask[i]]
-        if 0 in document.shape or 0 in query.shape:
-            scores.append(0.0 * (document.sum() + query.sum()))
-            continue
-        powers = query @ document.t() / tau
-        greatest = powers.detach().amax(1, keepdim=True)
-        scores.append(tau * ((powers - greatest).exp().sum(1).log() + greatest.squeeze(1)).sum())
-    return torch.stack(scores).view(len(Q), -1) if scores else D.new_zeros(len(Q), D.shape[1])
+    return smooth_scores(Q, D, q_mask, d_mask, tau)
 
 
 def embeddings(layout, Nq, N, Lq, Ld, d, device="cpu", dtype=F64, scale=1.0):
