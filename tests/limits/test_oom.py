@@ -113,13 +113,6 @@ def learned(x):
     return x.clone().requires_grad_()
 
 
-def failing(monkeypatch, module, name):
-    def fail(*args, **kwargs):
-        raise RuntimeError("[enforce fail] not enough memory")
-
-    monkeypatch.setattr(module, name, fail)
-
-
 def back(**options):
     """A row of a backward, which sums grad_D in float32 only where it adds up in one pass."""
     plain, summed = not options, not {"backward", "winners"} & options.keys()
@@ -173,9 +166,12 @@ def back(**options):
     ],
 )  # fmt: skip
 def test_a_call_that_fails_says_what_it_had(monkeypatch, call, fails, told, expected):
+    def fail(*args, **kwargs):
+        raise RuntimeError("[enforce fail] not enough memory")
+
     found = []
     monkeypatch.setattr(_oom, told, lambda error, *args: found.extend(args))
-    failing(monkeypatch, *fails)
+    monkeypatch.setattr(*fails, fail)
     with pytest.raises(RuntimeError, match="not enough memory"):
         call()
     assert [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in found] == expected
