@@ -41,6 +41,9 @@ TOKENS = {
     "complex": ((Q, D.to(torch.complex64)), TypeError, ["D", "bfloat16", "complex64"]),
     "bool": ((Q.bool(), D.bool()), TypeError, ["Q", "torch.bool"]),
     "fp8": ((Q.to(torch.float8_e4m3fn), D), TypeError, ["Q", "float8_e4m3fn"]),
+    "fp8 on both sides": (
+        (Q.to(torch.float8_e4m3fn), D.to(torch.float8_e4m3fn)), TypeError, ["Q", "float8_e4m3fn"],
+    ),
     "dtype mismatch": ((Q, D.bfloat16()), TypeError, ["Q and D", "float32", "bfloat16"]),
     "double and float": ((Q.double(), D), TypeError, ["Q and D", "float64", "float32"]),
     "device mismatch": ((Q, D.to("meta")), ValueError, ["Q and D", "cpu", "meta"]),

@@ -142,7 +142,10 @@ REFUSED = {
         f"{name} mask": (li.maxsim, (Q, D, *masks), {}, error, words)
         for name, (masks, error, words) in MASKS.items()
     },
-    "normalize": (li.maxsim, (Q, D), {"normalize": 1}, TypeError, ["normalize must be True or False"]),
+    **{
+        f"normalize={x}": (li.maxsim, (Q, D), {"normalize": x}, TypeError, ["normalize", "be True or False"])
+        for x in (1, None)
+    },
     "pairs": (li.maxsim_pairs, (Q, D), {}, ValueError, ["maxsim_pairs needs"]),
     "pairs of one's own": (li.maxsim_pairs, (Q, KD), {}, ValueError, ["maxsim_pairs needs"]),
 }
