@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 import late_interaction  # noqa: F401  # registers the operators
-from tests.support.operator_calls import CALLS, Given, flat, made, on_devices
+from tests.support.operator_calls import CALLS, NATIVE, OF_CUDA, Given
 
 OPS = torch.ops.late_interaction
 # They return no tensor, or a word that depends on the device: opcheck has nothing to compare.
@@ -29,6 +29,23 @@ TWICE = {"maxsim", "maxsim_winners", "xtr_winners", "maxsim_backward", "maxsim_b
 SCORES = [*DIFFERENTIABLE, "maxsim_spans", "maxsim_quantized", "maxsim_dequantized", "maxsim_hamming",
           "maxsim_asymmetric", "maxsim_quantized_packed", "maxsim_hamming_packed", "maxsim_asymmetric_packed",
           "plaid_approx_score"]  # fmt: skip
+
+
+def made(call, device, generator):
+    """Return the arguments of a call."""
+    return [x.make(x.sizes, device, generator) if isinstance(x, Given) else x for x in call]
+
+
+def flat(results):
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def on_devices(names, not_on_cpu=frozenset(OF_CUDA | NATIVE)):
+    """Run a test of operators on the CPU and on GPUs that have them."""
+    marks = {name: [pytest.mark.gpu, *[pytest.mark.native] * (name in NATIVE)] for name in names}
+    on_cpu = [(name, "cpu") for name in names if name not in not_on_cpu]
+    on_cuda = [pytest.param(name, "cuda", marks=marks[name]) for name in names]
+    return pytest.mark.parametrize(("name", "device"), [*on_cpu, *on_cuda])
 
 
 def is_differentiated(given, value):

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 import late_interaction as li
-from tests.support.operator_calls import CALLS, NOT_HERE, OF_CUDA, Given, flat, made, on_devices, operators
+from tests.limits.test_citizens import flat, made, on_devices
+from tests.support.operator_calls import CALLS, NOT_HERE, OF_CUDA, Given, operators
 
 OPS = torch.ops.late_interaction
 F8, F16, BF16 = torch.float8_e4m3fn, torch.float16, torch.bfloat16

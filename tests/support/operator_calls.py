@@ -5,10 +5,9 @@ sizes that :data:`SIZES` gives to these names, and a number stands for itself. S
 must agree.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 
 from late_interaction import losses  # noqa: F401  # registers an operator
@@ -282,23 +281,6 @@ NATIVE = {"project_rows_", "project_scores", "softmax_product_rows_"}
 # What is called elsewhere: events are handles, which nothing can check (csrc/cuda/host_copy), and a traced
 # loss is a call of a public function.
 NOT_HERE = {"send_bytes_", "batch_loss"}
-
-
-def made(call: tuple, device: str, generator: torch.Generator) -> list:
-    """Return the arguments of a call."""
-    return [x.make(x.sizes, device, generator) if isinstance(x, Given) else x for x in call]
-
-
-def flat(results: object) -> list:
-    return list(results) if isinstance(results, tuple | list) else [results]
-
-
-def on_devices(names: "Iterable[str]", not_on_cpu: "set[str]" = OF_CUDA | NATIVE) -> pytest.MarkDecorator:
-    """Run a test of operators on the CPU and on GPUs that have them."""
-    marks = {name: [pytest.mark.gpu, *[pytest.mark.native] * (name in NATIVE)] for name in names}
-    on_cpu = [(name, "cpu") for name in names if name not in not_on_cpu]
-    on_cuda = [pytest.param(name, "cuda", marks=marks[name]) for name in names]
-    return pytest.mark.parametrize(("name", "device"), [*on_cpu, *on_cuda])
 
 
 def operators() -> Iterator[str]:
