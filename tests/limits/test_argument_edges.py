@@ -105,16 +105,16 @@ def test_spans_within_the_buffer_are_accepted(start, length, dtype):
     assert rerank_direct(TOKENS, TOKENS, start, length).shape == (1,)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("names", [("int32", "int32"), ("int32", "int64"), ("int64", "int32")])
 @pytest.mark.parametrize(
     "start, length", [(0, 10), (9, 1), (-1, 1), (-5, 9), (3, -1), (-1, 0), (2**30, 2**30), (2**31 - 1, 5)]
 )
-def test_spans_beyond_the_buffer_are_named(start, length, dtype):
-    starts, lengths = torch.tensor([0, start], dtype=dtype), torch.tensor([9, length], dtype=dtype)
-    name = str(dtype).removeprefix("torch.")
+def test_spans_beyond_the_buffer_are_named(start, length, names):
+    pairs = zip(((0, start), (9, length)), names, strict=True)
+    starts, lengths = (torch.tensor(x, dtype=getattr(torch, name)) for x, name in pairs)
     words = (
-        "doc_offsets and doc_lengths must lie within the 9 tokens of batch_tensor,"
-        f" got {name} [2] with doc_offsets[1] = {start} and {name} [2] with doc_lengths[1] = {length}"
+        "doc_offsets and doc_lengths must lie within the 9 tokens of batch_tensor, got"
+        f" {names[0]} [2] with doc_offsets[1] = {start} and {names[1]} [2] with doc_lengths[1] = {length}"
     )
     with refused(ValueError, words):
         rerank_direct(TOKENS, TOKENS, starts, lengths)
@@ -216,6 +216,10 @@ def test_tangents_alone_are_refused_where_forward_mode_is_on():
     with forward_ad.dual_level():
         assert li.lik.maxsim_varlen(TOKENS, TOKENS, ALL, ALL).shape == (1, 1)
         assert fp8.maxsim_inference_fp8(codes, codes, scale_Q=scale, scale_D=scale).shape == (2, 2)
+        for name in ("scale_Q", "scale_D"):
+            scales = {"scale_Q": scale, "scale_D": scale, name: forward_ad.make_dual(scale, scale)}
+            with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
+                fp8.maxsim_inference_fp8(codes, codes, **scales)
         dual = forward_ad.make_dual(TOKENS, TOKENS)
         for pair in ((dual, TOKENS), (TOKENS, dual)):
             with pytest.raises(RuntimeError, match="maxsim has no forward-mode derivative"):
@@ -233,15 +237,6 @@ def test_values_of_subclasses_are_looked_at_and_those_of_fake_tensors_are_not():
     with FakeTensorMode() as mode:
         tokens, cu = mode.from_tensor(TOKENS), mode.from_tensor(wrong)
         assert li.lik.maxsim_varlen(tokens, tokens, cu, cu).shape == (1, 1)
-
-
-def test_scales_with_tangents_are_refused():
-    codes, scale = fp8.quantize_fp8_per_token(torch.rand(2, 3, 4))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(scale, scale)
-        for name in ("scale_Q", "scale_D"):
-            with pytest.raises(ValueError, match=f"{name} must not require a gradient"):
-                fp8.maxsim_inference_fp8(codes, codes, **{"scale_Q": scale, "scale_D": scale, name: dual})
 
 
 def test_no_sequences_have_no_longest_one():
@@ -338,13 +333,5 @@ def test_what_is_wrong_is_said(what):
     assert read_longest("n", torch.tensor((7, 0, 3)), 7) == 7
 
 
-def test_packed_functions_take_tensors_without_values():
-    for function, arguments in ((score_pairs_packed, LISTED), (rerank_direct, SPANS)):
-        given = {name: x.to("meta") for name, x in arguments.items()}
-        assert function(**given).shape == (1,)
-    flat = {name: RESIDUAL[name].flatten(0, 1) for name in ("codes", "residuals")}
-    Q, codes, residuals, _, *rest = (
-        x.to("meta") if isinstance(x, torch.Tensor) else x for x in (RESIDUAL | flat).values()
-    )
-    cu = integers(0, 5, 10).to("meta")
-    assert plaid.maxsim_residual_varlen(Q, codes, residuals, cu, *rest).shape == (2, 2)
+def test_spans_without_values_need_no_longest_one():
+    assert rerank_direct(**{name: x.to("meta") for name, x in SPANS.items()}).shape == (1,)

@@ -35,9 +35,15 @@ TOKENS = {
     "D is a list of arrays": ((Q, [*D.numpy()]), TypeError, ["D", "list of ndarray", "torch.from_numpy"]),
     "D is None": ((Q, None), TypeError, ["D", "torch.Tensor", "NoneType"]),
     "integers": ((Q.int(), D.int()), TypeError, ["Q", "bfloat16", "torch.int32"]),
+    "integers beside a gradient": (
+        (Q.long(), D.clone().requires_grad_()), TypeError, ["Q must be bfloat16", "torch.int64"],
+    ),
     "complex": ((Q, D.to(torch.complex64)), TypeError, ["D", "bfloat16", "complex64"]),
     "bool": ((Q.bool(), D.bool()), TypeError, ["Q", "torch.bool"]),
     "fp8": ((Q.to(torch.float8_e4m3fn), D), TypeError, ["Q", "float8_e4m3fn"]),
+    "fp8 on both sides": (
+        (Q.to(torch.float8_e4m3fn), D.to(torch.float8_e4m3fn)), TypeError, ["Q", "float8_e4m3fn"],
+    ),
     "dtype mismatch": ((Q, D.bfloat16()), TypeError, ["Q and D", "float32", "bfloat16"]),
     "double and float": ((Q.double(), D), TypeError, ["Q and D", "float64", "float32"]),
     "device mismatch": ((Q, D.to("meta")), ValueError, ["Q and D", "cpu", "meta"]),
@@ -48,12 +54,13 @@ TOKENS = {
     "quantized": ((QUANTIZED, D), TypeError, ["Q", "qint8"]),
     "d mismatch": ((Q, D[..., :7]), ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
     "d is 0": ((Q[..., :0], D[..., :0]), ValueError, ["at least 1", "[3, 5, 0]"]),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "function", [li.maxsim, li.maxsim_pairs, li.maxsim_with_winners, maxsim_forward, li.search]
-)
+FUNCTIONS = [li.maxsim, li.maxsim_pairs, li.maxsim_with_winners, li.smooth_maxsim, li.smooth_maxsim_pairs]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, maxsim_forward, li.search])
 @pytest.mark.parametrize("bad", TOKENS)
 def test_tokens(bad, function):
     (q, d), error, words = TOKENS[bad]
@@ -75,13 +82,15 @@ RANKS = {
 def test_ranks(bad):
     tokens, words = RANKS[bad]
     for masks in ((), (boolean(3, 5), boolean(4, 7))):  # which fit no better: the tokens come first
-        refused(ValueError, words, li.maxsim, *tokens, *masks)
+        for function in (li.maxsim, li.smooth_maxsim):
+            refused(ValueError, words, function, *tokens, *masks)
 
 
+@pytest.mark.parametrize("function", [li.maxsim_pairs, li.smooth_maxsim_pairs])
 @pytest.mark.parametrize("tokens", [(Q, D), (Q[0], PAIRS[0]), (Q, KD)], ids=["batches", "2-D", "4-D"])
-def test_pairs_want_equal_batches(tokens):
+def test_pairs_want_equal_batches(tokens, function):
     with pytest.raises(ValueError, match="maxsim_pairs needs"):
-        li.maxsim_pairs(*tokens)
+        function(*tokens)
 
 
 MASKS = {
@@ -100,10 +109,10 @@ MASKS = {
 
 
 @pytest.mark.parametrize("bad", MASKS)
-@pytest.mark.parametrize("function", [li.maxsim, lambda Q, D, q, d: li.search(Q, D, q_mask=q, d_mask=d)])
+@pytest.mark.parametrize("function", [li.maxsim, li.smooth_maxsim, li.search])
 def test_masks(bad, function):
-    masks, error, words = MASKS[bad]
-    refused(error, words, function, Q, D, *masks)
+    (q_mask, d_mask), error, words = MASKS[bad]
+    refused(error, words, function, Q, D, q_mask=q_mask, d_mask=d_mask)
 
 
 def test_masks_of_other_layouts():
@@ -113,46 +122,38 @@ def test_masks_of_other_layouts():
         li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
 
 
-@pytest.mark.parametrize("winners", ["keep", "none", "", "Save", 1, True])
-def test_unknown_winners(winners):
-    for call in (
-        lambda: li.maxsim(Q, D, winners=winners),
-        lambda: li.maxsim_pairs(Q, PAIRS, winners=winners),
-    ):
-        with pytest.raises(ValueError, match=r"winners must be one of \('save', 'recompute'\) or None, got"):
-            call()
+# Of each option its values, others, and functions beside maxsim and maxsim_pairs that have it.
+OPTIONS = {
+    "winners": (("save", "recompute"), ["keep", "none", "", "Save", 1, True], []),
+    "backward": (
+        ("auto", "unified", "lowmem"), ["atomic", "csr", "fast", "", "AUTO", 1, True],
+        [lambda q, d, **option: li.lik.MaxSimScorer(**option)],
+    ),
+    "precision": (
+        ("highest", "high", "medium"), ["exact", "tf32", "HIGH", 32, torch.float32],
+        [li.maxsim_with_winners, li.search],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("backward", ["atomic", "csr", "fast", "", "AUTO", 1, True])
-def test_unknown_backward(backward):
-    for call in (
-        lambda: li.maxsim(Q, D, backward=backward),
-        lambda: li.maxsim_pairs(Q, PAIRS, backward=backward),
-        lambda: li.lik.MaxSimScorer(backward=backward),
-    ):
-        with pytest.raises(ValueError, match="backward must be one of") as caught:
-            call()
-        assert "lowmem" in str(caught.value) and repr(backward) in str(caught.value)
+@pytest.mark.parametrize(("name", "value"), [(name, x) for name, (_, bad, _) in OPTIONS.items() for x in bad])
+def test_unknown_options(name, value):
+    choices, _, others = OPTIONS[name]
+    for function in (li.maxsim, li.maxsim_pairs, *others):
+        for q, d in ((Q, PAIRS), (Q.bfloat16(), PAIRS.bfloat16())):
+            with pytest.raises(ValueError) as caught:
+                function(q, d, **{name: value})
+            assert str(caught.value) == f"{name} must be one of {choices} or None, got {value!r}"
 
 
-@pytest.mark.parametrize("precision", ["exact", "tf32", "HIGH", 32, torch.float32])
-def test_unknown_precision(precision):
-    for call in (
-        lambda: li.maxsim(Q, D, precision=precision),
-        lambda: li.maxsim(Q.bfloat16(), D.bfloat16(), precision=precision),
-        lambda: li.maxsim_with_winners(Q, D, precision=precision),
-        lambda: li.search(Q, D, 2, precision=precision),
-    ):
-        with pytest.raises(ValueError, match="precision must be one of"):
-            call()
-
-
-@pytest.mark.parametrize("normalize", [1, "yes", None, torch.tensor(True), torch.ones(2)])
-def test_normalize_is_a_bool(normalize):
-    with pytest.raises(TypeError, match="normalize must be True or False"):
-        li.maxsim(Q, D, normalize=normalize)
-    with pytest.raises(TypeError, match="normalize must be True or False"):
-        li.search(Q, D, normalize=normalize)
+@pytest.mark.parametrize("flag", [1, "yes", None, torch.tensor(True), torch.ones(2)])
+def test_flags_are_bools(flag):
+    for function in (li.maxsim, li.maxsim_pairs, li.search, li.smooth_maxsim, li.smooth_maxsim_pairs):
+        with pytest.raises(TypeError, match="normalize must be True or False"):
+            function(Q, PAIRS, normalize=flag)
+    for function in (li.maxsim, li.maxsim_pairs):
+        with pytest.raises(TypeError, match="mean must be True or False"):
+            function(Q, PAIRS, mean=flag)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +171,6 @@ def test_retrieval_takes_no_candidates_of_each_querys_own():
         li.search(Q, KD, 1)
 
 
-def test_progress():
-    with pytest.raises(TypeError, match="progress must be"):
-        li.search(Q, D, 1, progress="bar")
-
-
-def test_integers_require_no_gradient():
-    with pytest.raises(TypeError, match="Q must be bfloat16"):
-        li.maxsim(Q.long(), D.clone().requires_grad_())
-
-
 @pytest.mark.parametrize("token", [True, False, 1.0, "[PAD]", torch.tensor(0)])
 def test_the_padding_token_is_an_id(token):
     wanted = "mask_pad_token must be the id of the padding token, an int, or None, got"
@@ -195,8 +186,6 @@ def test_scorer_ids():
         scorer.forward_with_ids(Q, D, ONES(3, 5), ONES(4, 7).long())
     with pytest.raises(ValueError, match="d_mask"):
         scorer.forward_with_ids(Q, D, ONES(3, 5).long(), ONES(4, 6).long())
-    with pytest.raises(TypeError, match="mask_pad_token"):
-        li.lik.MaxSimScorer(mask_pad_token="[PAD]")
 
 
 GRAD, ARGMAX = ONES(3, 4), torch.zeros(12, 5, dtype=torch.int32)
@@ -219,11 +208,6 @@ def test_backward_functions(bad, function):
     args, error, words = BACKWARD[bad]
     with pytest.raises(error, match=words):
         function(*args)
-
-
-def test_kd_layout_wants_a_multiple():
-    with pytest.raises(ValueError, match="kd_layout"):
-        maxsim_backward_lowmem(ONES(3, 1), Q, D, ARGMAX, kd_layout=True)
 
 
 @pytest.mark.gpu

@@ -31,39 +31,22 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def capability():
-    """Forces one, as cpu_isa does for the CPU. Whatever a test does, the next starts from the GPU's own."""
-    native = ops.cuda_capability(0)
-
-    def force(value):
-        try:
-            assert ops.cuda_capability(value) == (value or native)
-        except ValueError as error:
-            pytest.skip(str(error))
-
-    yield force
-    assert ops.cuda_capability(0) == native
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("sm", [75, 80, 86, 120])  # 64, 164 and 100 KiB of shared memory; 12.0 has 100 too
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_scores_and_gradients_agree_with_float64_and_with_the_native_kernels(case, sm, capability):
+def test_scores_and_gradients_agree_with_float64_and_with_the_native_kernels(case, sm, planned_as):
+    planned_as(0)
     judge = Judge(*inputs(case, "cuda"), normalize=case.normalize, case=case)
     native, _ = judge.check()
-    capability(sm)
+    planned_as(sm)
     judge.check()
     Q, D, *masks = judge.inputs
     leaves = Q.detach().requires_grad_(), D.detach().requires_grad_()
     for backward in ("lowmem", "unified"):
         scores, winners = call(li.maxsim_with_winners, case, *leaves, *masks, backward=backward)
         ref.assert_close(scores, native.double(), ref.tolerance(case.dtype), "scores of the native kernels")
-        grad = torch.randn_like(scores)
-        got = torch.autograd.grad(scores, leaves, grad)
-        wanted = ref.gradients(grad, Q, D, winners, case.normalize)
-        for x, expected, name in zip(got, wanted, ("grad_Q", "grad_D"), strict=True):
-            ref.assert_close(x, expected, (2 if case.d == 8 else 1) * ref.GRAD_TOLERANCE[case.dtype], name)
+        limit = (2 if case.d == 8 else 1) * ref.GRAD_TOLERANCE[case.dtype]
+        ref.assert_gradients(scores, *leaves, winners, limit, case.normalize)
 
 
 def kernels(function):
@@ -80,28 +63,31 @@ def kernels(function):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(1, 32), (9, 130)], ids=["one short query", "many rows"])
-def test_the_forced_kernel_is_the_one_that_runs_and_the_one_that_is_explained(shape, capability):
+def test_the_forced_kernel_is_the_one_that_runs_and_the_one_that_is_explained(shape, planned_as):
     Nq, Lq = shape
+    planned_as(0)
+    own = ops.cuda_capability()
     Q = torch.randn(Nq, Lq, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(40, 300, 128, device="cuda", dtype=torch.bfloat16)
     native = li.explain_plan(Q, D)
     gpu = torch.cuda.get_device_properties()
     here = {"sm_count": gpu.multi_processor_count, "geforce": "GeForce" in gpu.name}
-    capability(80)
+    planned_as(80)
+    assert ops.cuda_capability() == 80
     assert li.explain_plan(Q, D) == li.explain_plan(Q, D, sm=80, **here)
     assert "maxsim_forward_sm80" in li.explain_plan(Q, D)
     ran = kernels(lambda: li.maxsim(Q, D))
     if "maxsim" not in ran:
         pytest.skip("the profiler sees no kernels here")
     assert "maxsim_forward_sm80" in ran and "sm90" not in ran
-    capability(0)
-    assert li.explain_plan(Q, D) == native
+    planned_as(0)
+    assert ops.cuda_capability() == own and li.explain_plan(Q, D) == native
     assert ("sm90" in native) == ("sm90" in kernels(lambda: li.maxsim(Q, D)))
 
 
 @pytest.mark.gpu
-def test_forcing_in_one_thread_leaves_the_results_of_others_right(capability):
-    capability(80)
+def test_forcing_in_one_thread_leaves_the_results_of_others_right(planned_as):
+    planned_as(80)
     Q = torch.randn(9, 33, 128, device="cuda", dtype=torch.bfloat16)
     D = torch.randn(7, 130, 128, device="cuda", dtype=torch.bfloat16)
     expected = ref.maxsim(Q, D)[0]
@@ -124,8 +110,8 @@ def test_forcing_in_one_thread_leaves_the_results_of_others_right(capability):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", [-80, 1, 70, 79, 88, 1000, 2**40])
-def test_what_cannot_be_forced(value, capability):
-    capability(0)
+def test_what_cannot_be_forced(value, planned_as):
+    planned_as(0)
     with pytest.raises(ValueError, match=f"cuda_capability takes 0, or a known .* got {value}"):
         ops.cuda_capability(value)
     assert ops.cuda_capability() == ops.cuda_capability(0)

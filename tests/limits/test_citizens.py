@@ -31,15 +31,21 @@ SCORES = [*DIFFERENTIABLE, "maxsim_spans", "maxsim_quantized", "maxsim_dequantiz
           "plaid_approx_score"]  # fmt: skip
 
 
-def on_each_device(names):
+def made(call, device, generator):
+    """Return the arguments of a call."""
+    return [x.make(x.sizes, device, generator) if isinstance(x, Given) else x for x in call]
+
+
+def flat(results):
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def on_devices(names, not_on_cpu=frozenset(OF_CUDA | NATIVE)):
+    """Run a test of operators on the CPU and on GPUs that have them."""
     marks = {name: [pytest.mark.gpu, *[pytest.mark.native] * (name in NATIVE)] for name in names}
-    return pytest.mark.parametrize(
-        ("name", "device"),
-        [
-            *((name, "cpu") for name in names if name not in OF_CUDA | NATIVE),
-            *(pytest.param(name, "cuda", marks=marks[name]) for name in names),
-        ],
-    )
+    on_cpu = [(name, "cpu") for name in names if name not in not_on_cpu]
+    on_cuda = [pytest.param(name, "cuda", marks=marks[name]) for name in names]
+    return pytest.mark.parametrize(("name", "device"), [*on_cpu, *on_cuda])
 
 
 def is_differentiated(given, value):
@@ -52,19 +58,15 @@ def calls(name, device, grad=False):
     """The arguments of each call; grad: those of floating point require a gradient."""
     generator = torch.Generator().manual_seed(3)
     for call in CALLS[name]:
-        values = [x.make(x.sizes, device, generator) if isinstance(x, Given) else x for x in call]
+        values = made(call, device, generator)
         for given, value in zip(call, values, strict=True):
             if grad and is_differentiated(given, value):
                 value.requires_grad_()
         yield call, values
 
 
-def flat(results):
-    return list(results) if isinstance(results, tuple | list) else [results]
-
-
 # tests/training/test_softmax_products.py checks the last one with labels and temperatures that it is for.
-@on_each_device([name for name in NAMES if name != "softmax_product_rows_"])
+@on_devices([name for name in NAMES if name != "softmax_product_rows_"])
 def test_opcheck(name, device):
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     for _, values in calls(name, device):
@@ -73,7 +75,7 @@ def test_opcheck(name, device):
         torch.library.opcheck(getattr(OPS, name).default, tuple(values), test_utils=checks[1 if fp8 else 0 :])
 
 
-@on_each_device(DIFFERENTIABLE)
+@on_devices(DIFFERENTIABLE)
 def test_opcheck_with_gradients(name, device):
     """Scores have a gradient, winners have none, and few gradients are differentiated again."""
     for _, values in calls(name, device, grad=True):
@@ -91,7 +93,7 @@ def test_opcheck_with_gradients(name, device):
             total.backward()
 
 
-@on_each_device(BACKWARDS)
+@on_devices(BACKWARDS)
 def test_gradients_that_are_not_needed_have_no_elements(name, device):
     names = [argument.name for argument in getattr(OPS, name).default._schema.arguments]
     needs = [i for i, argument in enumerate(names) if argument.startswith("need_")]
@@ -108,7 +110,7 @@ def test_gradients_that_are_not_needed_have_no_elements(name, device):
             torch.library.opcheck(getattr(OPS, name).default, tuple(values), test_utils=["test_faketensor"])
 
 
-@on_each_device([x for x in NAMES if x not in DIFFERENTIABLE and not x.endswith("_no_autograd")])
+@on_devices([x for x in NAMES if x not in DIFFERENTIABLE and not x.endswith("_no_autograd")])
 def test_a_wish_for_gradients_is_an_error(name, device):
     for call, values in calls(name, device, grad=True):
         if not any(is_differentiated(*pair) for pair in zip(call, values, strict=True)):
@@ -125,7 +127,7 @@ def test_a_wish_for_gradients_is_an_error(name, device):
                 getattr(OPS, name)(*values)
 
 
-@on_each_device([name for name in NAMES if name.endswith("_no_autograd")])
+@on_devices([name for name in NAMES if name.endswith("_no_autograd")])
 def test_operators_without_autograd_record_nothing(name, device):
     other = getattr(OPS, name.removesuffix("_no_autograd"))
     for _, values in calls(name, device, grad=True):
@@ -135,7 +137,7 @@ def test_operators_without_autograd_record_nothing(name, device):
             assert all(map(torch.equal, found, flat(other(*values))))
 
 
-@on_each_device([name for name in NAMES if not name.endswith("_no_autograd")])
+@on_devices([name for name in NAMES if not name.endswith("_no_autograd")])
 def test_forward_mode_is_an_error(name, device):
     for call, values in calls(name, device):
         places = [i for i, pair in enumerate(zip(call, values, strict=True)) if is_differentiated(*pair)]
@@ -148,14 +150,14 @@ def test_forward_mode_is_an_error(name, device):
                 getattr(OPS, name)(*values[:i], dual, *values[i + 1 :])
 
 
-@on_each_device(SCORES)
+@on_devices(SCORES)
 def test_vmap_of_scores_is_an_error(name, device):
     for _, (first, *rest) in calls(name, device):
         with pytest.raises(RuntimeError, match="does not support vmap: it is batched already"):
             torch.func.vmap(lambda x, rest=rest: getattr(OPS, name)(x, *rest))(first.unsqueeze(0))
 
 
-@on_each_device([name for name in SCORES if name not in DIFFERENTIABLE])
+@on_devices([name for name in SCORES if name not in DIFFERENTIABLE])
 def test_scores_of_codes_are_float32_whatever_autocast_says(name, device):
     for _, values in calls(name, device):
         plain = getattr(OPS, name)(*values)

@@ -27,12 +27,10 @@ H, W = torch.randn(3, 5, 6, generator=GENERATOR), torch.randn(8, 6, generator=GE
 TEACHER = torch.randn(3, 4, generator=GENERATOR)
 CODES = codecs.Residual.train(D.flatten(0, 1), 4).encode(D)
 BITS = codecs.Bits(1).encode(D)
-REDUCED = {"reduction": "mean", "scale_by_world": False}
 SEARCH = {"largest": True, "progress": False, "keep_empty": False}
-LOSS = {"normalize": False, **REDUCED}
+LOSS = {"temperature": 1.0, "normalize": False, "reduction": "mean", "scale_by_world": False}
 SEVERAL = {"multi_positive": "mean"}
-MODULE = {"temperature": 1.0, "learnable": False, **LOSS}
-EXPLAINED = li.explain(Q[0], D[0])
+TAUGHT = {"normalize": False, "reduction": "mean"}
 
 
 def of_codec(**options):
@@ -83,9 +81,9 @@ def mined_texts(**options):
     return li.mine_hard_negatives(pairs, Lengths(), corpus=["eeee", "fffff", "g"], **options)
 
 
-def of_module(kind, **options):
+def of_module(kind, args, **options):
     loss = kind(**options)
-    return loss(Q, D[:3]), len(list(loss.parameters()))
+    return loss(*args), len(list(loss.parameters()))
 
 
 # A function, its options that have a value of their own, and a call with some of them.
@@ -145,56 +143,6 @@ DEFAULTS = {
         {"k": 10, "normalize": False, "largest": True, "first": 0, "keep_empty": False},
         of_topk,
     ),
-    "losses.contrastive": (
-        li.losses.contrastive,
-        {"temperature": 1.0, "symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **SEVERAL, **LOSS},
-        partial(li.losses.contrastive, Q, D[:3]),
-    ),
-    "losses.Contrastive": (
-        li.losses.Contrastive.__init__,
-        MODULE | SEVERAL | {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0},
-        partial(of_module, li.losses.Contrastive),
-    ),
-    "losses.pairwise": (
-        li.losses.pairwise, {"temperature": 1.0, **SEVERAL, **LOSS}, partial(li.losses.pairwise, Q, D[:3])
-    ),
-    "losses.Pairwise": (
-        li.losses.Pairwise.__init__, MODULE | SEVERAL, partial(of_module, li.losses.Pairwise)
-    ),
-    "losses.sigmoid": (
-        li.losses.sigmoid, {"temperature": 1.0, "bias": 0.0, **LOSS}, partial(li.losses.sigmoid, Q, D[:3])
-    ),
-    "losses.Sigmoid": (
-        li.losses.Sigmoid.__init__, MODULE | {"bias": 0.0},
-        partial(of_module, li.losses.Sigmoid),
-    ),
-    "losses.recall": (
-        li.losses.recall, {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
-        partial(li.losses.recall, Q, D[:3]),
-    ),
-    "losses.Recall": (
-        li.losses.Recall.__init__,
-        {"k": (1, 2, 4, 8, 16), "temperature": 1.0, "rank_temperature": 1.0, **LOSS},
-        lambda **options: li.losses.Recall(**options)(Q, D[:3]),
-    ),
-    "losses.distill_kl_div": (
-        li.losses.distill_kl_div,
-        {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
-        partial(li.losses.distill_kl_div, Q, OWN, TEACHER),
-    ),
-    "losses.DistillKLDiv": (
-        li.losses.DistillKLDiv.__init__,
-        {"temperature": 1.0, "normalize_scores": False, "normalize": False, "reduction": "mean"},
-        lambda **options: li.losses.DistillKLDiv(**options)(Q, OWN, TEACHER),
-    ),
-    "losses.margin_mse": (
-        li.losses.margin_mse, {"normalize": False, "reduction": "mean"},
-        partial(li.losses.margin_mse, Q, OWN, TEACHER),
-    ),
-    "losses.MarginMSE": (
-        li.losses.MarginMSE.__init__, {"normalize": False, "reduction": "mean"},
-        lambda **options: li.losses.MarginMSE(**options)(Q, OWN, TEACHER),
-    ),
     "hard_negatives": (
         li.hard_negatives,
         {"num_negatives": 3, "range_min": 0, "sampling_strategy": "top", "seed": 0}
@@ -239,6 +187,28 @@ DEFAULTS = {
     "Corpus.search": (corpus.Corpus.search, {"k": 10, "normalize": False, **SEARCH}, searched),
     "plot_alignment": (plot_alignment, {"first_patch": 0}, None),
 }  # fmt: skip
+
+
+# Of each loss the function, the module, the arguments, the options, and those of the module alone.
+for function, module, args, options, own in [
+    (
+        li.losses.contrastive, li.losses.Contrastive, (Q, D[:3]),
+        {"symmetric": False, "label_smoothing": 0.0, "tail": 0.0, **SEVERAL, **LOSS}, {"learnable": False},
+    ),
+    (li.losses.pairwise, li.losses.Pairwise, (Q, D[:3]), {**SEVERAL, **LOSS}, {"learnable": False}),
+    (li.losses.sigmoid, li.losses.Sigmoid, (Q, D[:3]), {"bias": 0.0, **LOSS}, {"learnable": False}),
+    (
+        li.losses.recall, li.losses.Recall, (Q, D[:3]),
+        {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, **LOSS}, {},
+    ),
+    (
+        li.losses.distill_kl_div, li.losses.DistillKLDiv, (Q, OWN, TEACHER),
+        {"temperature": 1.0, "normalize_scores": False, **TAUGHT}, {},
+    ),
+    (li.losses.margin_mse, li.losses.MarginMSE, (Q, OWN, TEACHER), TAUGHT, {}),
+]:  # fmt: skip
+    DEFAULTS[f"losses.{function.__name__}"] = function, options, partial(function, *args)
+    DEFAULTS[f"losses.{module.__name__}"] = module.__init__, options | own, partial(of_module, module, args)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -49,18 +49,15 @@ def test_what_is_said():
 
 
 def test_the_version_of_the_driver(monkeypatch):
-    def answer(version):
-        version._obj.value = 12040
-        return 0
+    for error, found in ((0, 12040), (1, 0)):
 
-    monkeypatch.setattr(
-        _gpu_fit.ctypes, "CDLL", lambda name: types.SimpleNamespace(cuDriverGetVersion=answer)
-    )
-    assert _gpu_fit.driver_cuda() == 12040
-    monkeypatch.setattr(
-        _gpu_fit.ctypes, "CDLL", lambda name: types.SimpleNamespace(cuDriverGetVersion=lambda v: 1)
-    )
-    assert _gpu_fit.driver_cuda() == 0
+        def answer(version, error=error):
+            version._obj.value = 12040
+            return error
+
+        driver = types.SimpleNamespace(cuDriverGetVersion=answer)
+        monkeypatch.setattr(_gpu_fit.ctypes, "CDLL", lambda name, driver=driver: driver)
+        assert _gpu_fit.driver_cuda() == found
 
 
 @pytest.mark.gpu

@@ -22,16 +22,12 @@ import torch
 from torch import Tensor
 
 import late_interaction as li
-from tests.support.operator_calls import CALLS, NATIVE, NOT_HERE, OF_CUDA, Given, operators
+from tests.limits.test_citizens import flat, made, on_devices
+from tests.support.operator_calls import CALLS, NOT_HERE, OF_CUDA, Given, operators
 
 OPS = torch.ops.late_interaction
-F8, F16, BF16, F32, F64 = (
-    torch.float8_e4m3fn,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-)
+F8, F16, BF16 = torch.float8_e4m3fn, torch.float16, torch.bfloat16
+F32, F64 = torch.float32, torch.float64
 DTYPES = [
     F8, torch.float8_e5m2, F16, BF16, F32, F64, torch.complex64, torch.bool, torch.int8, torch.uint8,
     torch.int16, torch.uint16, torch.int32, torch.int64,
@@ -122,8 +118,7 @@ class Arguments:
         self.name, self.device = name, device
         self.names = [argument.name for argument in getattr(OPS, name).default._schema.arguments]
         self.call = call
-        generator = torch.Generator().manual_seed(3)
-        self.values = [x.make(x.sizes, device, generator) if isinstance(x, Given) else x for x in call]
+        self.values = made(call, device, torch.Generator().manual_seed(3))
 
     def fresh(self, at: int = -1, value: Any = None) -> list[Any]:
         """Arguments that own their memory, with another value of the one there."""
@@ -250,10 +245,6 @@ def bits(x: Tensor) -> Tensor:
     return x.to_dense().resolve_neg().contiguous().flatten().view(torch.uint8)
 
 
-def flat(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, tuple | list) else [result]
-
-
 def same(found: Any, wanted: Any) -> bool:
     if not isinstance(wanted, Tensor):
         return found == wanted
@@ -328,13 +319,8 @@ class Sweep:
             return
         self.outcomes["refused" if found is None else "served"] += 1
         if found is None:
-            on_cpu = self.arguments.device == "cpu"
-            if (
-                on_cpu
-                and change.wanted == "refuse"
-                and not change.by_pytorch
-                and not self.names_an_argument()
-            ):
+            must_name = self.arguments.device == "cpu" and change.wanted == "refuse" and not change.by_pytorch
+            if must_name and not self.names_an_argument():
                 self.faults.append(f"{where}: refused without a name: {self.words[:200]}")
             return
         if found and found[0] is False:  # of an operator that says whether it can
@@ -416,16 +402,7 @@ def test_every_operator_has_a_call():
     assert {*CALLS, *NOT_HERE} == set(operators())
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        *((name, "cpu") for name in CALLS if name not in OF_CUDA),
-        *(
-            pytest.param(name, "cuda", marks=[pytest.mark.gpu, *[pytest.mark.native] * (name in NATIVE)])
-            for name in CALLS
-        ),
-    ],
-)
+@on_devices(CALLS, OF_CUDA)
 def test_one_argument_is_changed(name, device):
     found, outcomes = faults(name, device)
     assert not found, "\n".join(found)
@@ -442,12 +419,8 @@ def main(*words: str) -> None:
         found, outcomes = faults(name, device)
         total += outcomes
         total["faults"] += len(found)
-        print(
-            f"{time.perf_counter() - began:6.1f} s  {name}: {dict(outcomes)}",
-            *found,
-            sep="\n    ",
-            flush=True,
-        )
+        said = f"{time.perf_counter() - began:6.1f} s  {name}: {dict(outcomes)}"
+        print(said, *found, sep="\n    ", flush=True)
     print(f"late_interaction {li.__version__}: {dict(total)}")
     raise SystemExit(total["faults"] > 0)
 

@@ -7,6 +7,7 @@ import torch
 import late_interaction as li
 from late_interaction import codecs, fused_head, reference
 from late_interaction.score_pairs import score_pairs_packed
+from tests.support.packed import offsets
 
 B, Lq, Ld, d = 4, 5, 6, 8
 Q_MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0], [0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
@@ -25,26 +26,25 @@ def d_mask(D):
 
 
 def of_own(D):
-    """Four documents of each query."""
+    """Four documents of each query, or their masks."""
     return D.expand(B, *D.shape)
 
 
-def dense(function, **options):
-    return lambda Q, D, W: function(Q, D, q_mask(Q), d_mask(D), **options)
-
-
-def weighted(function, **options):
-    return lambda Q, D, W: function(Q, D, q_mask(Q), d_mask(D), q_weights=W, **options)
-
-
-def loss(function, **options):
-    return lambda Q, D, W: function(li.Tokens(Q, q_mask(Q)), li.Tokens(D, d_mask(D)), **options)
-
-
-def with_negatives(function, **options):
+def dense(function, own=False, weighted=False, **options):
     def score(Q, D, W):
-        documents = li.Tokens(D, d_mask(D))  # one more negative of each query
-        return function(li.Tokens(Q, q_mask(Q)), documents, hard_negatives=documents, **options)
+        documents, mask = (of_own(D), of_own(d_mask(D))) if own else (D, d_mask(D))
+        weights = {"q_weights": W} if weighted else {}
+        found = function(Q, documents, q_mask=q_mask(Q), d_mask=mask, **weights, **options)
+        return found[0] if isinstance(found, tuple) else found
+
+    return score
+
+
+def loss(function, negatives=False, **options):
+    def score(Q, D, W):
+        documents = li.Tokens(D, d_mask(D))
+        beside = {"hard_negatives": documents} if negatives else {}  # one more of each query
+        return function(li.Tokens(Q, q_mask(Q)), documents, **beside, **options)
 
     return score
 
@@ -53,7 +53,7 @@ def distilled(function, **options):
     teacher = torch.linspace(-1, 1, B * B).view(B, B)
 
     def score(Q, D, W):
-        own = li.Tokens(of_own(D).flatten(0, 1), d_mask(D).expand(B, B, Ld).flatten(0, 1))
+        own = li.Tokens(of_own(D).flatten(0, 1), of_own(d_mask(D)).flatten(0, 1))
         return function(li.Tokens(Q, q_mask(Q)), own, teacher.to(Q), **options)
 
     return score
@@ -74,17 +74,15 @@ FUNCTIONS = {
     "maxsim, normalized": dense(li.maxsim, normalize=True, mean=True),
     "maxsim, winners found again": dense(li.maxsim, winners="recompute"),
     "maxsim, unified": dense(li.maxsim, backward="unified"),
-    "maxsim, of own": lambda Q, D, W: li.maxsim(Q, of_own(D), q_mask(Q), d_mask(D).expand(B, B, Ld)),
-    "maxsim, weighted": weighted(li.maxsim),
-    "maxsim, weighted and normalized": weighted(li.maxsim, normalize=True, mean=True),
-    "maxsim, weighted, winners found again": weighted(li.maxsim, winners="recompute"),
-    "maxsim, weighted, unified": weighted(li.maxsim, backward="unified"),
-    "maxsim, weighted, of own": lambda Q, D, W: li.maxsim(
-        Q, of_own(D), q_mask(Q), d_mask(D).expand(B, B, Ld), q_weights=W
-    ),
-    "maxsim_with_winners": lambda Q, D, W: li.maxsim_with_winners(Q, D, q_mask(Q), d_mask(D))[0],
+    "maxsim, of own": dense(li.maxsim, own=True),
+    "maxsim, weighted": dense(li.maxsim, weighted=True),
+    "maxsim, weighted and normalized": dense(li.maxsim, weighted=True, normalize=True, mean=True),
+    "maxsim, weighted, winners found again": dense(li.maxsim, weighted=True, winners="recompute"),
+    "maxsim, weighted, unified": dense(li.maxsim, weighted=True, backward="unified"),
+    "maxsim, weighted, of own": dense(li.maxsim, own=True, weighted=True),
+    "maxsim_with_winners": dense(li.maxsim_with_winners),
     "maxsim_pairs": dense(li.maxsim_pairs),
-    "maxsim_pairs, weighted": weighted(li.maxsim_pairs, mean=True),
+    "maxsim_pairs, weighted": dense(li.maxsim_pairs, weighted=True, mean=True),
     "smooth_maxsim": dense(li.smooth_maxsim),
     "smooth_maxsim, normalized": dense(li.smooth_maxsim, normalize=True),
     "smooth_maxsim_pairs": dense(li.smooth_maxsim_pairs),
@@ -95,31 +93,24 @@ FUNCTIONS = {
     "smooth_maxsim_reference": dense(reference.smooth_maxsim_reference, normalize=True),
     "losses.contrastive": loss(li.losses.contrastive, **T),
     "losses.contrastive, by blocks": loss(li.losses.contrastive, kept_bytes=0, symmetric=True, **T),
-    "losses.contrastive, of listed pairs": with_negatives(
-        li.losses.contrastive, kept_bytes=0, tail=0.01, **T
-    ),
-    "losses.contrastive, normalized": with_negatives(li.losses.contrastive, normalize=True, **T),
+    "losses.contrastive, of listed pairs": loss(li.losses.contrastive, True, kept_bytes=0, tail=0.01, **T),
+    "losses.contrastive, normalized": loss(li.losses.contrastive, True, normalize=True, **T),
     "losses.contrastive, normalized, of listed pairs": loss(
         li.losses.contrastive, normalize=True, kept_bytes=0, tail=0.01, **T
     ),
-    "losses.pairwise": with_negatives(li.losses.pairwise),
-    "losses.sigmoid": with_negatives(li.losses.sigmoid, **T),
-    "losses.recall": with_negatives(li.losses.recall, k=2, **T),
+    "losses.pairwise": loss(li.losses.pairwise, True),
+    "losses.sigmoid": loss(li.losses.sigmoid, True, **T),
+    "losses.recall": loss(li.losses.recall, True, k=2, **T),
     "losses.distill_kl_div": distilled(li.losses.distill_kl_div, normalize_scores=True),
     "losses.margin_mse": distilled(li.losses.margin_mse, normalize=True),
 }
 for k in (1, 7, 13, 23):
     for rule in ("paper", "pylate"):
-        options = {"k": k, "rule": rule}
         FUNCTIONS |= {
-            f"xtr_scores, {k}, {rule}": lambda Q, D, W, o=options: li.xtr_scores(
-                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), **o
-            ),
-            f"xtr_scores, {k}, {rule}, weighted": lambda Q, D, W, o=options: li.xtr_scores(
-                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), q_weights=W, **o
-            ),
-            f"xtr_scores_reference, {k}, {rule}": lambda Q, D, W, o=options: reference.xtr_scores_reference(
-                Q, D, q_mask=q_mask(Q), d_mask=d_mask(D), q_weights=W, **o
+            f"xtr_scores, {k}, {rule}": dense(li.xtr_scores, k=k, rule=rule),
+            f"xtr_scores, {k}, {rule}, weighted": dense(li.xtr_scores, weighted=True, k=k, rule=rule),
+            f"xtr_scores_reference, {k}, {rule}": dense(
+                reference.xtr_scores_reference, weighted=True, k=k, rule=rule
             ),
         }
 
@@ -162,21 +153,14 @@ def test_what_masks_leave_out_has_no_effect(device, name, value, dtype):
     assert grad_Q.any() and not grad_Q[~Q_MASK].any() and not grad_D[~D_MASK].any()
 
 
-def offsets(lengths, longest):
-    """Return the offsets of packed tokens without any between sequences."""
-    return torch.cat((torch.zeros(1), lengths.clamp_max(longest).cumsum(0))).int()
-
-
 def packed(function):
     """Tokens of no sequence lie behind the last one."""
 
     def score(Q, D, W):
-        rows = [x.flatten(0, 1) for x in (Q, D, W.unsqueeze(-1))]
-        kept = [_first(Q_LENGTHS, Lq), _first(D_LENGTHS, Ld), _first(Q_LENGTHS, Lq)]
-        order = [m.flatten().logical_not().int().argsort(stable=True).to(Q.device) for m in kept]
-        Q, D, W = (x[at] for x, at in zip(rows, order, strict=True))
-        cu_q, cu_d = offsets(Q_LENGTHS, Lq).to(Q.device), offsets(D_LENGTHS, Ld).to(Q.device)
-        return function(Q, D, W.squeeze(-1), cu_q, cu_d)
+        sides = (Q, Q_LENGTHS), (D, D_LENGTHS), (W, Q_LENGTHS)
+        kept = [(x, _first(lengths, x.shape[1]).to(x.device)) for x, lengths in sides]
+        rows = (torch.cat((x[mask], x[~mask])) for x, mask in kept)
+        return function(*rows, *(offsets(x.tolist()).to(Q.device) for x in (Q_LENGTHS, D_LENGTHS)))
 
     return score
 

@@ -7,11 +7,9 @@ import torch
 
 import late_interaction as li
 from late_interaction import Codes, codecs, reference, score_pairs
-from late_interaction.fused_head import maxsim_from_hidden
-from late_interaction.lik import fp8, plaid
-from late_interaction.lik.backward import maxsim_backward_lowmem, maxsim_backward_unified
-from late_interaction.lik.forward import maxsim_forward
+from late_interaction.lik import fp8
 from late_interaction.lik.padded import pack_padded
+from tests.support import public_calls
 from tests.support.packed import pack_sequences
 
 LONGEST = 600  # characters: some messages name three arguments with their shapes
@@ -38,70 +36,35 @@ HUGE = {
 
 Q, D, KD = torch.rand(3, 5, 8), torch.rand(3, 7, 8), torch.rand(3, 2, 7, 8)
 TOKENS, CU = torch.rand(20, 8), torch.tensor([0, 5, 9, 20])
-CODES = codecs.Int8().encode(Q)
+OFFSETS, CODES = {"cu_seqlens_q": CU, "cu_seqlens_d": CU}, codecs.Int8().encode(Q)
 FP8, FP8_SCALE = fp8.quantize_fp8_per_token(Q)
-RESIDUAL = {
-    "centroids": torch.rand(6, 8),
-    "bucket_weights": torch.rand(16),
-    "nbits": 4,
-}
-PACKED = {"Q_packed": TOKENS, "D_packed": TOKENS, "cu_seqlens_q": CU, "cu_seqlens_d": CU}
-LENGTHS = {"query_lengths": torch.tensor([5, 1, 2]), "doc_lengths": torch.ones(3, 2, dtype=torch.int64)}
-CALLS = {
-    li.maxsim: {"Q": Q, "D": D},
-    li.maxsim_pairs: {"Q": Q, "D": D},
-    li.maxsim_with_winners: {"Q": Q, "D": D},
-    li.lik.maxsim_varlen: PACKED,
-    li.lik.maxsim_padded: {"queries": Q, "documents": KD, **LENGTHS},
-    pack_padded: {"queries": Q, "documents": KD, **LENGTHS},
-    pack_sequences: {"sequences": [Q[0], D[0]]},
-    li.search: {"Q": Q, "D": D, "k": 2},
-    li.TopK: {"Q": Q, "k": 2},
-    li.lik.MaxSimScorer: {},
-    li.xtr_scores: {"Q": Q, "D": D, "k": 3},
-    li.smooth_maxsim: {"Q": Q, "D": D},
-    li.smooth_maxsim_pairs: {"Q": Q, "D": D},
-    li.explain_plan: {"Q": (3, 5, 8), "D": (3, 7, 8)},
-    score_pairs.score_pairs_packed: {
-        **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])
-    },
-    score_pairs.rerank_direct: {
-        "Q": Q[0], "batch_tensor": TOKENS, "doc_offsets": torch.tensor([0, 3]),
-        "doc_lengths": torch.tensor([2, 4]),
-    },
-    maxsim_from_hidden: {"Q": Q, "H_d": torch.rand(3, 7, 6), "W": torch.rand(8, 6)},
-    maxsim_forward: {"Q": Q, "D": D},
-    maxsim_backward_lowmem: {
-        "grad_scores": torch.rand(3, 3), "Q": Q, "D": D, "argmax": torch.zeros(9, 5, dtype=torch.int32)
-    },
-    maxsim_backward_unified: {
-        "grad_scores": torch.rand(3, 3), "Q": Q, "D": D, "argmax": torch.zeros(9, 5, dtype=torch.int32)
-    },
-    Codes: {"codec": CODES.codec, "values": CODES.values, "scales": CODES.scales},
-    fp8.maxsim_inference_fp8: {"Q": FP8, "D": FP8, "scale_Q": FP8_SCALE, "scale_D": FP8_SCALE},
-    fp8.quantize_fp8_per_token: {"X": Q},
-    fp8.quantize_fp8_per_tensor: {"X": Q},
-    CODES.codec.encode: {"tokens": Q},
-    CODES.codec.decode: {"codes": CODES},
-    plaid.maxsim_residual: {
-        "Q": Q, "codes": torch.zeros(3, 7, dtype=torch.int32),
-        "residuals": torch.zeros(3, 7, 4, dtype=torch.uint8),
-        "doc_lengths": torch.tensor([7, 1, 2]), **RESIDUAL,
-    },
-    plaid.maxsim_residual_varlen: {
-        "Q": Q, "codes_flat": torch.zeros(20, dtype=torch.int32),
-        "residuals_flat": torch.zeros(20, 4, dtype=torch.uint8), "cu_seqlens_d": CU, **RESIDUAL,
-    },
-    plaid.plaid_approx_score: {
-        "query_centroid_scores": torch.rand(6, 5), "codes": torch.zeros(3, 7, dtype=torch.int32),
-        "doc_lengths": torch.tensor([7, 1, 2]),
-    },
-    codecs.reverse_bits: {"residuals": torch.zeros(3, dtype=torch.uint8)},
-    reference.maxsim_reference_varlen: {"Q": TOKENS, "D": TOKENS, "cu_seqlens_q": CU, "cu_seqlens_d": CU},
-    reference.maxsim_reference_scatter: {
-        **PACKED, "pair_q_idx": torch.tensor([0, 2]), "pair_d_idx": torch.tensor([1, 1])
-    },
-}  # fmt: skip
+
+
+def calls():
+    """{function: its arguments by name}."""
+    found = {}
+    for function, args in public_calls.CALLS.values():
+        named = inspect.signature(function).bind(*args).arguments | getattr(function, "keywords", {})
+        function = getattr(function, "func", function)
+        if function.__module__.startswith("late_interaction"):
+            found.setdefault(function, named)
+    return found | {
+        pack_padded: found[li.lik.maxsim_padded],
+        pack_sequences: {"sequences": [Q[0], D[0]]},
+        li.search: {"Q": Q, "D": D, "k": 2},
+        li.TopK: {"Q": Q, "k": 2},
+        li.lik.MaxSimScorer: {},
+        li.explain_plan: {"Q": (3, 5, 8), "D": (3, 7, 8)},
+        Codes: {"codec": CODES.codec, "values": CODES.values, "scales": CODES.scales},
+        fp8.maxsim_inference_fp8: {"Q": FP8, "D": FP8, "scale_Q": FP8_SCALE, "scale_D": FP8_SCALE},
+        CODES.codec.encode: {"tokens": Q},
+        CODES.codec.decode: {"codes": CODES},
+        reference.maxsim_reference_varlen: {"Q": TOKENS, "D": TOKENS, **OFFSETS},
+        reference.maxsim_reference_scatter: found[score_pairs.score_pairs_packed],
+    }
+
+
+CALLS = calls()
 
 
 @pytest.mark.parametrize("function", CALLS, ids=lambda f: f"{f.__module__}.{f.__name__}")
@@ -165,19 +128,6 @@ def test_bad_indices_are_named_as_they_came():
         f"pair_q_idx must lie in [0, 3), got int64 [{MANY}]"
         f" with pair_q_idx[4] = {-(2**40)}, pair_q_idx[70] = 3"
     )
-
-
-def test_bad_spans_are_named_on_both_sides():
-    starts, lengths = torch.zeros(MANY, dtype=torch.int64), torch.ones(MANY, dtype=torch.int32)
-    starts[3], lengths[3] = 15, 6
-    with pytest.raises(ValueError) as caught:
-        score_pairs.rerank_direct(Q[0], TOKENS, starts, lengths)
-    assert str(caught.value) == (
-        "doc_offsets and doc_lengths must lie within the 20 tokens of batch_tensor,"
-        f" got int64 [{MANY}] with doc_offsets[3] = 15 and int32 [{MANY}] with doc_lengths[3] = 6"
-    )
-    starts[3] = 14
-    assert len(score_pairs.rerank_direct(Q[0], TOKENS, starts, lengths)) == MANY
 
 
 def test_bad_lengths_are_named_with_both_indices():

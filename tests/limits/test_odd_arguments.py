@@ -50,6 +50,7 @@ REFUSED = [
     (li.smooth_maxsim_pairs, PAIR, "tau", 10**309, ValueError),
     *[(li.losses.contrastive, PAIR | {"temperature": 1.0}, "group", bad, TypeError) for bad in (5, "x", Q)],
     (li.search, PAIR | {"k": 1}, "group", [], TypeError),
+    (li.search, PAIR | {"k": 1}, "progress", "bar", TypeError),
     (li.maxsim, PAIR, "precision", NESTED, ValueError),
     (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to("meta"), ValueError),
     (li.hard_negatives, PAIR | {"positives": [[0], [1]]}, "positives", INDICES.to_sparse(), TypeError),
@@ -142,18 +143,9 @@ def test_a_name_of_a_column_is_not_exchanged_for_another():
 
 def test_operators_called_by_themselves():
     """What reaches PyTorch or a kernel from here would end the process."""
-    xtr, smooth, ward = (
-        getattr(torch.ops.late_interaction, name) for name in ("xtr_winners", "smooth_maxsim", "ward_labels")
-    )
-    for wrong in ("x" * 10_000, "", "tf32"):
-        with pytest.raises(RuntimeError, match="precision must be one of"):
-            xtr(Q, D, None, None, 1, "paper", wrong)
-        with pytest.raises(RuntimeError, match="precision must be one of"):
-            smooth(Q, D, None, None, 0.1, False, wrong)
-    with pytest.raises(RuntimeError, match="backward must be one of"):
-        xtr(Q, D, None, None, 1, "paper", "highest", "x")
+    ward = torch.ops.late_interaction.ward_labels
     with pytest.raises(RuntimeError, match="tau must be above 0 and finite"):
-        smooth(Q, D, None, None, torch.inf)
+        torch.ops.late_interaction.smooth_maxsim(Q, D, None, None, torch.inf)
     empty = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="clusters must be at least 1, got -5"):
         ward(TOKENS, empty, torch.tensor([2, -5, 2], dtype=torch.int32))

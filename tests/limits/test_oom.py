@@ -10,7 +10,7 @@ import torch
 import late_interaction as li
 from late_interaction import _maxsim, codecs, ops, score_pairs
 from late_interaction.lik import plaid
-from late_interaction.ops import _oom
+from late_interaction.ops import _oom, dense
 from late_interaction.score_pairs import score_pairs_packed
 
 
@@ -113,16 +113,21 @@ def learned(x):
     return x.clone().requires_grad_()
 
 
-def failing(monkeypatch, module, name):
-    def fail(*args, **kwargs):
-        raise RuntimeError("[enforce fail] not enough memory")
-
-    monkeypatch.setattr(module, name, fail)
+def back(**options):
+    """A row of a backward, which sums grad_D in float32 only where it adds up in one pass."""
+    plain, summed = not options, not {"backward", "winners"} & options.keys()
+    return (
+        lambda: li.maxsim(learned(Q3), learned(D3), **options).sum().backward(),
+        (dense, "_call_gradients" if plain else "call_in_backward"),
+        "backward_failed",
+        [(2, 3, 8), (4, 5, 8), summed],
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "fails", "told", "expected"),
     [
+        back(), back(normalize=True), back(backward="lowmem"), back(winners="recompute"),
         (
             lambda: li.maxsim(Q3, codecs.Int8().encode(D3)),
             (ops, "maxsim_quantized"), "codes_failed", [(2, 3, 8), 4],
@@ -161,51 +166,37 @@ def failing(monkeypatch, module, name):
     ],
 )  # fmt: skip
 def test_a_call_that_fails_says_what_it_had(monkeypatch, call, fails, told, expected):
+    def fail(*args, **kwargs):
+        raise RuntimeError("[enforce fail] not enough memory")
+
     found = []
     monkeypatch.setattr(_oom, told, lambda error, *args: found.extend(args))
-    failing(monkeypatch, *fails)
+    monkeypatch.setattr(*fails, fail)
     with pytest.raises(RuntimeError, match="not enough memory"):
         call()
     assert [tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in found] == expected
 
 
-HALF = torch.bfloat16
+F32, I16 = torch.float32, torch.int16
+GRADIENTS = [((2, 3, 8), torch.bfloat16), ((4, 5, 8), torch.bfloat16)]
 WANTED = {
-    "forward": (_oom.forward_failed, lambda Q, D: (Q, D, False), [((2, 4), torch.float32)]),
-    "forward, winners": (
-        _oom.forward_failed,
-        lambda Q, D: (Q, D, True),
-        [((2, 4), torch.float32), ((2, 4, 3), torch.int16)],
-    ),
-    "varlen": (
-        _oom.varlen_failed,
-        lambda Q, D: (Q[0], D[0], CU[0], CU[1], True),
-        [((2 * 2, 3), torch.float32), ((3, 3), torch.int16)],
-    ),
-    "pairs": (
-        _oom.pairs_failed,
-        lambda Q, D: (Q[0], D[0], 5, 30),
-        [((30,), torch.float32), ((5, 30), torch.int16)],
-    ),
-    "residual": (_oom.codes_failed, lambda Q, D: (Q, 7), [((2, 7), torch.float32)]),
+    "forward": (_oom.forward_failed, lambda Q, D: (Q, D, False), [((2, 4), F32)]),
+    "forward, winners": (_oom.forward_failed, lambda Q, D: (Q, D, True), [((2, 4), F32), ((2, 4, 3), I16)]),
+    "varlen": (_oom.varlen_failed, lambda Q, D: (Q[0], D[0], *CU, True), [((2 * 2, 3), F32), ((3, 3), I16)]),
+    "pairs": (_oom.pairs_failed, lambda Q, D: (Q[0], D[0], 5, 30), [((30,), F32), ((5, 30), I16)]),
+    "residual": (_oom.codes_failed, lambda Q, D: (Q, 7), [((2, 7), F32)]),
     "residual, winners": (
-        _oom.codes_failed,
-        lambda Q, D: (learned(Q), 7),
-        [((2, 7), torch.float32), ((2, 7, 3), torch.int32)],
+        _oom.codes_failed, lambda Q, D: (learned(Q), 7), [((2, 7), F32), ((2, 7, 3), torch.int32)]
     ),
-    "backward": (_oom.backward_failed, lambda Q, D: (Q, D, False), [((2, 3, 8), HALF), ((4, 5, 8), HALF)]),
-    "backward, summed": (
-        _oom.backward_failed,
-        lambda Q, D: (Q, D, True),
-        [((2, 3, 8), HALF), ((4, 5, 8), HALF), ((4, 5, 8), torch.float32)],
-    ),
-}
+    "backward": (_oom.backward_failed, lambda Q, D: (Q, D, False), GRADIENTS),
+    "backward, summed": (_oom.backward_failed, lambda Q, D: (Q, D, True), [*GRADIENTS, ((4, 5, 8), F32)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", WANTED)
 def test_memory_that_was_wanted_is_asked_for_again(monkeypatch, what):
     failed, arguments, wanted = WANTED[what]
-    given, asked = arguments(Q3.to(HALF), D3.to(HALF)), []
+    given, asked = arguments(Q3.bfloat16(), D3.bfloat16()), []
     monkeypatch.setattr(torch, "empty", lambda size, dtype, device: asked.append((size, dtype)))
     failed(RuntimeError("API call failed"), *given)
     assert asked == wanted

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from bench.harness.inputs import SKEWED as SKEWED_WINNERS
@@ -14,6 +13,7 @@ from late_interaction.lik.backward import (
     maxsim_backward_unified_reference,
 )
 from tests.support import ref
+from tests.support.calls import Called
 from tests.support.cases import Case, call, inputs, walk
 
 OPS = torch.ops.late_interaction
@@ -33,13 +33,7 @@ def check(case, device, backward, skewed=False):
         D[..., case.Ld // 2, :] = -D[..., 0, :]
     Q, D = leaves(Q, D)
     scores, winners = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask, backward=backward)
-    grad_scores = torch.randn_like(scores)
-    scores.backward(grad_scores)
-    grad_Q, grad_D = ref.gradients(grad_scores, Q, D, winners, case.normalize)
-    limit = ref.GRAD_TOLERANCE[case.dtype]
-    assert Q.grad.dtype == D.grad.dtype == case.dtype
-    ref.assert_close(Q.grad, grad_Q, limit, "grad_Q")
-    ref.assert_close(D.grad, grad_D, limit, "grad_D")
+    ref.assert_gradients(scores, Q, D, winners, ref.GRAD_TOLERANCE[case.dtype], case.normalize)
 
 
 @pytest.mark.parametrize("backward", STRATEGIES)
@@ -107,25 +101,7 @@ def test_any_gradient_of_the_scores(form, backward, device):
         "transposed": torch.randn(5, 6, device=device).t(),
         "strided": torch.randn(6, 15, device=device)[:, ::3],
     }[form]
-    scores.backward(grad)
-    grad_Q, grad_D = ref.gradients(grad, Q, D, winners)
-    ref.assert_close(Q.grad, grad_Q, 1e-6)
-    ref.assert_close(D.grad, grad_D, 1e-6)
-
-
-class Strategies(TorchDispatchMode):
-    """The strategies that backward operators were called with."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.late_interaction.maxsim_backward_no_autograd.default:
-            options = {a.name: a.default_value for a in func._schema.arguments}
-            options |= dict(zip(options, args, strict=False)) | (kwargs or {})
-            self.seen.append(options["backward"])
-        return func(*args, **(kwargs or {}))
+    ref.assert_gradients(scores, Q, D, winners, 1e-6, grad_scores=grad)
 
 
 def test_deterministic_algorithms_reach_the_backward(device):
@@ -136,9 +112,10 @@ def test_deterministic_algorithms_reach_the_backward(device):
     grad_scores = torch.randn(8, 8, device=device)
 
     def step(backward):
-        with Strategies() as strategies:
+        with Called() as called:
             gradients = torch.autograd.grad(li.maxsim(Q, D, backward=backward), (Q, D), grad_scores)
-        return strategies.seen, gradients
+        calls = zip(called.names, called.arguments, strict=True)
+        return [x["backward"] for name, x in calls if name == "maxsim_backward_no_autograd"], gradients
 
     seen, wanted = step("lowmem")
     assert seen == ["lowmem"] and step(None)[0] == ["auto"]
@@ -221,10 +198,7 @@ def test_zero_rows_have_a_finite_jacobian(device):
     Q[0, 0] = 0
     Q, D = leaves(Q, D)
     scores, winners = li.maxsim_with_winners(Q, D, normalize=True)
-    scores.sum().backward()
-    grad_Q, grad_D = ref.gradients(torch.ones_like(scores), Q, D, winners, True)
-    ref.assert_close(Q.grad, grad_Q, 1e-6)
-    ref.assert_close(D.grad, grad_D, 1e-6)
+    ref.assert_gradients(scores, Q, D, winners, 1e-6, True)
 
 
 @pytest.mark.parametrize("kd_layout", [False, True])
@@ -315,11 +289,6 @@ def test_recomputing_in_parts(case, needs):
 
 # ---- the strategies by themselves, at the bounds of what they take ----
 
-TAKEN = {
-    "Q": torch.randn(2, 3, 8), "D": torch.randn(4, 5, 8), "grad_scores": torch.randn(2, 4),
-    "argmax": torch.zeros(8, 3, dtype=torch.int32),
-}  # fmt: skip
-
 
 def test_own_documents_of_no_query_and_of_one_that_is_no_divisor():
     none = {"Q": torch.ones(0, 3, 8), "grad_scores": torch.ones(0, 0), "argmax": torch.zeros(0, 3).int()}
@@ -328,8 +297,11 @@ def test_own_documents_of_no_query_and_of_one_that_is_no_divisor():
     for D in (torch.ones(1, 5, 8), torch.ones(1, 0, 8)):
         with pytest.raises(ValueError, match="kd_layout needs D"):
             maxsim_backward_lowmem(**none, D=D, kd_layout=True)
+    argmax = torch.zeros(8, 3, dtype=torch.int32)
     with pytest.raises(ValueError, match="kd_layout needs D"):
-        maxsim_backward_lowmem(**TAKEN | {"D": torch.ones(5, 8, 8)}, kd_layout=True)
+        maxsim_backward_lowmem(
+            torch.ones(2, 4), torch.ones(2, 3, 8), torch.ones(5, 8, 8), argmax, kd_layout=True
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -355,5 +327,4 @@ def test_masked_query_tokens_of_long_documents(Ld):
     kept = torch.tensor([[True, True, False]])
     grad = torch.tensor([[1.0, 2.0]])
     expected = maxsim_backward_unified_reference(grad, Q, D, argmax, kept)
-    for got, wanted in zip(maxsim_backward_lowmem(grad, Q, D, argmax, kept), expected, strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(maxsim_backward_lowmem(grad, Q, D, argmax, kept), expected)

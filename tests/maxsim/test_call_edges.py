@@ -3,33 +3,15 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import late_interaction as li
 from late_interaction import TopK
 from late_interaction.lik.varlen import maxsim_varlen
-from late_interaction.ops import dense
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from tests.support.calls import Called
 
 OPS = torch.ops.late_interaction
 D = torch.arange(28.0).view(7, 4).sin()
-
-
-class Called(TorchDispatchMode):
-    """The names of our operators that run, the last argument of each, and all arguments by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.last, self.arguments = [], [], []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "late_interaction":
-            self.names.append(function.name().removeprefix("late_interaction::"))
-            self.last.append(args[-1])
-            schema = function._schema.arguments
-            given = dict(zip([x.name for x in schema], args, strict=False))  # defaults are left out
-            self.arguments.append({x.name: x.default_value for x in schema} | given | (kwargs or {}))
-        return function(*args, **(kwargs or {}))
 
 
 def integers(*values):
@@ -71,14 +53,9 @@ def test_winners_are_kept_where_a_gradient_is_wanted(function, learns, enabled):
 )
 def test_room_for_winners(offsets, longest, room):
     kept = []
-
-    def keep(x):
-        kept.append(x)
-        return x
-
     Q = tokens(9).requires_grad_()
     pairs = integers(0, 0, 0), integers(0, 0, 0)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         scores = score_pairs_packed(Q, D, integers(*offsets), integers(0, 7), *pairs, max_seqlen_q=longest)
     assert [list(x.shape) for x in kept if x.dtype == torch.int16] == [[3, room]]
     scores.sum().backward()
@@ -92,10 +69,6 @@ def test_the_backward_of_listed_pairs_finds_winners_of_any_length():
     OPS.maxsim_pairs_packed(Q, *inputs).sum().backward()
     (want,) = torch.autograd.grad(score_pairs_packed(Q, *inputs).sum(), Q)
     assert torch.equal(Q.grad, want) and (want != 0).any(-1).all()
-
-
-def meta(*shape, dtype=torch.float32):
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 # ---- retrieval ----
@@ -193,7 +166,7 @@ def test_float32_multiplies_as_pytorch_is_told_to(dtype):
         score_pairs_packed(Q, documents, *cu, *PAIRS)
         rerank_direct(Q, documents, *PAIRS)
         maxsim_varlen(Q, documents, *cu)
-    said = [last if isinstance(last, str) else "highest" for last in called.last]  # a default is left out
+    said = [arguments["precision"] for arguments in called.arguments]
     assert said == ["medium" if dtype == torch.float32 else "highest"] * 3
 
 
@@ -212,28 +185,3 @@ def test_short_documents_whose_tokens_lie_far_apart(planned_as):
     end.record()
     torch.cuda.synchronize()
     assert start.elapsed_time(end) < 100  # some 3 ms; 281,000 prefetches a document take seconds
-
-
-@pytest.mark.parametrize(
-    "options, caller, unified",
-    [
-        ({}, "_call_gradients", True),
-        ({"normalize": True}, "call_in_backward", True),
-        ({"backward": "lowmem"}, "call_in_backward", False),
-        ({"winners": "recompute"}, "call_in_backward", False),
-    ],
-)
-def test_what_a_failed_backward_wanted_memory_for(monkeypatch, options, caller, unified):
-    """A float32 sum of grad_D only where it adds up in one pass."""
-
-    def fails(*_):
-        raise RuntimeError("API call failed")
-
-    asked = []
-    Q = tokens(3)[None].requires_grad_()
-    scores = li.maxsim(Q, D[None].requires_grad_(), **options)
-    monkeypatch.setattr(dense, caller, fails)
-    monkeypatch.setattr(dense._oom, "backward_failed", lambda *args: asked.append(args[-1]))
-    with pytest.raises(RuntimeError, match="API call failed"):
-        scores.sum().backward()
-    assert asked == [unified]

@@ -14,7 +14,8 @@ from torch._inductor.utils import get_first_incompatible_cudagraph_node, run_and
 from torch.nn.functional import cross_entropy
 
 import late_interaction as li
-from tests.support.calls import needs_compiler
+from tests.limits.test_bad_input import KD, MASKS, RANKS, TOKENS, D, Q
+from tests.support.calls import needs_compiler, refused
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -62,7 +63,7 @@ def batch(shape, device="cpu", dtype=torch.float32, seed=0):
 
 
 def graphs_of(function, args):
-    """The forward graph and the backward graph of a compiled call, which must be whole."""
+    """The forward graph of a compiled call, which must be whole, and the backward graph if there is one."""
     graphs = []
 
     def compiler(graph, _):
@@ -72,9 +73,10 @@ def graphs_of(function, args):
     backend = aot_autograd(
         fw_compiler=compiler, bw_compiler=compiler, partition_fn=min_cut_rematerialization_partition
     )
-    torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args).backward()
-    forward, backward = graphs
-    return forward, backward
+    loss = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args)
+    if loss.requires_grad:
+        loss.backward()
+    return graphs
 
 
 def nodes(graph):
@@ -90,6 +92,10 @@ def test_the_graphs_are_those_of_the_loss_and_one_operator(name):
     theirs = graphs_of(of_scores, (scores.requires_grad_(), args[2]))
     ours = graphs_of(of_tokens, args)
     ways = ("_no_autograd", "_backward_recompute") if name == "recompute" else WAYS
+    with torch.no_grad():
+        torch._dynamo.reset()
+        (alone,), (of_scores_alone,) = graphs_of(of_tokens, args), graphs_of(of_scores, (scores, args[2]))
+    ours, theirs, ways = [*ours, alone], [*theirs, of_scores_alone], (*ways, "_no_autograd")
     for mine, other, way in zip(ours, theirs, ways, strict=True):
         operator = f"late_interaction.maxsim{way}.default"
         assert nodes(mine) == nodes(other) + Counter([operator])
@@ -127,23 +133,28 @@ def test_guards_are_few(name):
     assert len(ours) <= 16, ours
 
 
+# What the short way of a traced call (late_interaction/_scoring/traced.py) leaves to the checks: calls of
+# functions, the error, and words of its message.
 REFUSED = {
-    "d": (ValueError, "share an embedding dim d", lambda Q, D, q, d: (Q, D[..., :5])),
-    "dtype": (TypeError, "share a dtype", lambda Q, D, q, d: (Q, D.double())),
-    "integers": (TypeError, "Q must be", lambda Q, D, q, d: (Q.int(), D.int())),
-    "rank": (ValueError, "Q must be", lambda Q, D, q, d: (Q[None], D)),
-    "mask": (ValueError, "d_mask must be", lambda Q, D, q, d: (Q, D, q, d[:, 1:])),
-    "mask's dtype": (TypeError, "q_mask must be", lambda Q, D, q, d: (Q, D, q.float())),
-    "own": (ValueError, "D.shape", lambda Q, D, q, d: (Q[1:], D[:, None])),
+    **{name: (li.maxsim, tokens, {}, error, words) for name, (tokens, error, words) in TOKENS.items()},
+    **{name: (li.maxsim, tokens, {}, ValueError, words) for name, (tokens, words) in RANKS.items()},
+    **{
+        f"{name} mask": (li.maxsim, (Q, D, *masks), {}, error, words)
+        for name, (masks, error, words) in MASKS.items()
+    },
+    **{
+        f"normalize={x}": (li.maxsim, (Q, D), {"normalize": x}, TypeError, ["normalize", "be True or False"])
+        for x in (1, None)
+    },
+    "pairs": (li.maxsim_pairs, (Q, D), {}, ValueError, ["maxsim_pairs needs"]),
+    "pairs of one's own": (li.maxsim_pairs, (Q, KD), {}, ValueError, ["maxsim_pairs needs"]),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_compiled_call_refuses_as_an_eager_one(name):
-    error, says, change = REFUSED[name]
-    Q, D, _, q_mask, d_mask = batch((4, 7))
-    with pytest.raises(error, match=says):
-        torch.compile(li.maxsim, backend="eager")(*change(Q.detach(), D.detach(), q_mask, d_mask))
+    function, args, options, error, words = REFUSED[name]
+    refused(error, words, torch.compile(function, backend="eager"), *args, **options)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -155,7 +166,7 @@ def test_what_the_short_way_leaves_to_the_checks(grad, device):
         return (
             li.maxsim(Q[0], D),
             li.maxsim(Q, D[0], q_mask.int()),
-            li.maxsim(Q, D, None, d_mask, backward="lowmem"),
+            li.maxsim(Q, D, None, d_mask.int(), backward="lowmem"),
             li.maxsim(Q, D, precision="highest"),
             li.maxsim(Q, D, q_mask, mean=True),
             li.maxsim(Q, D, q_weights=q_mask.float()),

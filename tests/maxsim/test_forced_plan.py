@@ -263,10 +263,7 @@ def test_the_first_of_equal_similarities_wins(width, d, kind, dtype, force):
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize(("width", "Ld"), [(152, 170), (128, 230), (104, 180), (80, 150)])
 def test_what_is_no_number_wins_or_spoils_its_row(width, Ld, dtype, force):
-    Q, D = (
-        torch.randn(17, 33, 128, device="cuda").to(dtype),
-        torch.randn(11, Ld, 128, device="cuda").to(dtype),
-    )
+    Q, D = (torch.randn(*size, 128, device="cuda").to(dtype) for size in ((17, 33), (11, Ld)))
     D[1, Ld - 1, 5], D[2, 3], D[3, Ld // 2, 0] = float("nan"), float("-inf"), float("inf")
     D[4], D[5], Q[6, 7, 9] = float("-inf"), float("nan"), float("nan")
     D[7] = -D[7].abs()
@@ -300,12 +297,8 @@ def poisoned(D, mask):
 @pytest.mark.parametrize("Ld", [3, 79, 80, 81, 104, 151, 153, 209, 300, 457])
 def test_what_does_not_count_has_no_say(Ld, d, dtype, force):
     d_mask = holes(45, Ld)
-    exact = Judge(
-        whole_numbers(-2, 2, 16, 17, d).to(dtype),
-        poisoned(whole_numbers(-1, 1, 45, Ld, d), d_mask).to(dtype),
-        None,
-        d_mask,
-    )
+    D = poisoned(whole_numbers(-1, 1, 45, Ld, d), d_mask).to(dtype)
+    exact = Judge(whole_numbers(-2, 2, 16, 17, d).to(dtype), D, None, d_mask)
     Q, D = torch.randn(16, 17, d, device="cuda").to(dtype), torch.randn(45, Ld, d, device="cuda").to(dtype)
     clean = Judge(Q, D, None, d_mask)
     for width in TAILS:

@@ -6,13 +6,12 @@ from torch import func
 from torch.autograd import forward_ad
 
 import late_interaction as li
-from late_interaction.fused_head import maxsim_from_hidden
 from late_interaction.lik import plaid
-from late_interaction.lik.varlen import maxsim_varlen
 from late_interaction.ops._registration import applied
-from late_interaction.score_pairs import score_pairs_packed
+from tests.operators.test_every_scorer import scorers
 
 OPS = torch.ops.late_interaction
+SIZES = 2, 3, 3, 5, 4
 
 
 def tensors(device):
@@ -26,44 +25,21 @@ def tensors(device):
 
 def functions(device):
     """{name: f(Q, D)} with Q [2, 3, 4] and D [3, 5, 4]."""
-    normal = tensors(device)
     cu_q, cu_d = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 3, 6], [0, 5, 11, 15]))
     pairs = tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1, 1], [2, 0, 0]))
-    lengths = torch.tensor([2, 3], device=device), torch.tensor([[4], [5]], device=device)
-    d_mask = torch.arange(15, device=device).view(3, 5) % 4 != 1
-    W, b, q_weights = normal(4, 6), normal(4), normal(2, 3)
-    codes = torch.arange(15, device=device).view(3, 5) % 7
-    residuals = (torch.arange(15, device=device).view(3, 5, 1) * 17).to(torch.uint8)
-    extents = torch.tensor([5, 4, 3], device=device)
-    tables = normal(7, 4), normal(4), 2
+    residual = scorers(device, SIZES)["residual"]
 
     def flat(function, *rest):
         return lambda Q, D: function(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, *rest)
 
-    return {
-        "maxsim": lambda Q, D: li.maxsim(Q, D, None, d_mask, normalize=True),
+    return scorers(device, SIZES) | {
         "unified": lambda Q, D: li.maxsim(Q, D, backward="unified"),
-        "recompute": lambda Q, D: li.maxsim(Q, D, None, d_mask, winners="recompute"),
         "with winners": lambda Q, D: li.maxsim_with_winners(Q, D)[0],
-        "pairs": lambda Q, D: li.maxsim_pairs(Q, D[:2]),
-        "padded": lambda Q, D: li.lik.maxsim_padded(Q, D[:2, None], *lengths),
-        "varlen": flat(maxsim_varlen),
-        "listed pairs": flat(score_pairs_packed, *pairs),
-        "from hidden": lambda Q, D: maxsim_from_hidden(Q, D @ W, W, b, normalize=True),
-        "smooth": lambda Q, D: li.smooth_maxsim(Q, D, None, d_mask, normalize=True),
-        "smooth pairs": lambda Q, D: li.smooth_maxsim_pairs(Q, D[:2]),
-        "weighted": lambda Q, D: li.maxsim(Q, D, q_weights=q_weights),
-        "XTR": lambda Q, D: li.xtr_scores(Q, D, 7, None, d_mask),
-        "residual": lambda Q, D: (
-            plaid.maxsim_residual(Q, codes, residuals, extents, *tables, normalize=False) * D.sum()
-        ),
+        "residual": lambda Q, D: residual(Q, D) * D.sum(),
         "operator": lambda Q, D: OPS.maxsim(Q, D, None, None),
         "operator, winners": lambda Q, D: OPS.maxsim_winners(Q, D, None, None, True)[0],
         "operator, varlen": flat(OPS.maxsim_varlen),
         "operator, listed pairs": flat(OPS.maxsim_pairs_packed, *pairs, 3),
-        "operator, residual": lambda Q, D: (
-            OPS.maxsim_residual_winners(Q, codes.int(), residuals, extents.int(), *tables)[0] * D.sum()
-        ),
     }
 
 
@@ -75,8 +51,10 @@ ONCE = {
     "listed pairs": "score_pairs_packed",
     "from hidden": "maxsim_from_hidden",
     "smooth": "smooth_maxsim",
+    "smooth, normalized": "smooth_maxsim",
     "smooth pairs": "smooth_maxsim",
     "weighted": "maxsim with q_weights",
+    "XTR, weighted": "maxsim with q_weights",
     "operator, varlen": "maxsim of packed tokens",
     "operator, listed pairs": "score_pairs_packed",
 }
@@ -142,11 +120,12 @@ def test_levels_within_one_another(name, device):
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_second_derivatives(name, device):
-    """As those of the sum of the products of winners, which PyTorch differentiates."""
+def test_first_and_second_derivatives(name, device):
+    """Those of finite differences; of a gradient's penalty by either way."""
     f, Q, D = drawn(name, device)
     f, Q, D = (lambda q, d, f=f: f(q, d).logsumexp(0)), Q.double(), D.double()
-    assert torch.autograd.gradgradcheck(f, (Q.requires_grad_(), D.requires_grad_()), nondet_tol=1e-12)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(f, (Q.requires_grad_(), D.requires_grad_()), nondet_tol=1e-12)
 
     def penalty(Q, D):
         return func.grad(summed(f))(Q, D).square().sum()
@@ -211,8 +190,6 @@ def test_tangents_of_an_index(device):
         (lambda x: plaid.maxsim_residual(Q, codes, residuals, lengths, x, weights, 2), centroids),
         (lambda x: plaid.maxsim_residual(Q, codes, residuals, lengths, centroids, x, 2), weights),
         (lambda x: plaid.plaid_approx_score(x, codes, lengths), table),
-        (lambda x: OPS.plaid_approx_score(x, codes, lengths), table),
-        (lambda x: OPS.maxsim_residual(Q, codes, residuals, lengths, x, weights, 2), centroids),
     ):
         with refused:
             func.jvp(function, (primal,), (primal,))

@@ -12,9 +12,8 @@ import late_interaction as li
 from late_interaction.ops.winners import widen
 from late_interaction.score_pairs import score_pairs_packed
 from tests.operators import test_plaid as plaid
-from tests.support import ref
+from tests.support import coded, packed, ref
 from tests.support.cases import QUANTIZED, call, inputs, mask, tokens, walk
-from tests.support.coded import packed
 from tests.support.isas import ISAS
 from tests.support.page_ends import at_page_end
 
@@ -30,10 +29,7 @@ def test_scores_winners_and_gradients(isa, case):
     limit = ref.tolerance(case.dtype)
     ref.assert_close(scores, reference, limit)
     ref.assert_winners_close(winners, expected, Q, D, limit, case.normalize)
-    grad = torch.randn_like(scores)
-    scores.backward(grad)
-    for x, gradient in zip((Q, D), ref.gradients(grad, Q, D, winners, case.normalize), strict=True):
-        ref.assert_close(x.grad, gradient, ref.GRAD_TOLERANCE[case.dtype], "gradient")
+    ref.assert_gradients(scores, Q, D, winners, ref.GRAD_TOLERANCE[case.dtype], case.normalize)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -66,17 +62,15 @@ def test_tokens_are_widened_while_others_multiply(isa, Lq, d, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_packed_sequences_listed_pairs_and_recomputed_winners(isa, dtype):
     """Small integers are exact, so each has the scores and gradients of its padded form, to the bit."""
-    q_lengths, d_lengths = torch.tensor([7, 32, 33, 1, 64]), torch.tensor([1, 15, 16, 17, 40, 300, 24])
-    Q, D = (torch.randint(-4, 5, (int(n.sum()), 64)).to(dtype) for n in (q_lengths, d_lengths))
-    cu_q, cu_d = (torch.nn.functional.pad(n.cumsum(0), (1, 0)).int() for n in (q_lengths, d_lengths))
-    queries, documents = Q.split(q_lengths.tolist()), D.split(d_lengths.tolist())
-    expected = torch.stack([torch.stack([ref.maxsim(q[None], d[None])[0][0, 0] for d in documents])
-                            for q in queries])  # fmt: skip
-    assert torch.equal(li.lik.maxsim_varlen(Q, D, cu_q, cu_d).double(), expected.double())
+    q_lengths, d_lengths = [7, 32, 33, 1, 64], [1, 15, 16, 17, 40, 300, 24]
+    Q, D = (torch.randint(-4, 5, (sum(n), 64)).to(dtype) for n in (q_lengths, d_lengths))
+    cu_q, cu_d = packed.offsets(q_lengths), packed.offsets(d_lengths)
+    expected, _ = packed.scores_and_winners(Q, D, cu_q, cu_d)
+    assert torch.equal(li.lik.maxsim_varlen(Q, D, cu_q, cu_d).double(), expected)
     pair_q, pair_d = torch.tensor([4, 0, 2, 2, 3, 1]).int(), torch.tensor([5, 0, 3, 6, 5, 2]).int()
     scores = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d)
-    assert torch.equal(scores.double(), expected[pair_q.long(), pair_d.long()].double())
-    q, d = queries[4][None].requires_grad_(), documents[5].view(5, 60, 64).requires_grad_()
+    assert torch.equal(scores.double(), expected[pair_q.long(), pair_d.long()])
+    q, d = Q[-64:][None].requires_grad_(), D[-324:-24].view(5, 60, 64).requires_grad_()
     saved, recomputed = (li.maxsim(q, d, winners=winners) for winners in ("save", "recompute"))
     grads = [torch.autograd.grad(scores.sum(), (q, d)) for scores in (saved, recomputed)]
     assert all(map(torch.equal, *grads))
@@ -114,10 +108,7 @@ def test_int8_sums_are_exact(isa, Lq, Ld, d):
     ones = torch.ones(())
     q_mask, d_mask = mask((3, Lq), "cpu", "holes"), mask((4, Ld), "cpu", "holes")
     scores = torch.ops.late_interaction.maxsim_quantized(Q, D, ones, ones, q_mask, d_mask)
-    products = torch.einsum("isd,jtd->ijst", Q.double(), D.double())
-    maxima = products.masked_fill(~d_mask[None, :, None], -torch.inf).amax(-1)
-    maxima = maxima.masked_fill(~q_mask[:, None] | ~d_mask.any(-1)[None, :, None], 0.0)
-    assert torch.equal(scores, maxima.sum(-1).float())
+    assert torch.equal(scores, ref.maxsim(Q, D, q_mask, d_mask)[0].float())
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -216,7 +207,7 @@ def test_quantized_tokens_at_page_ends(isa, dtype):
 def test_packed_codes_at_page_ends(isa, nbits):
     OPS = torch.ops.late_interaction
     for d, L in PAGE_CASES:
-        Q, D = (packed((n, L), d, nbits, "cpu") for n in (2, 3))
+        Q, D = (coded.packed((n, L), d, nbits, "cpu") for n in (2, 3))
         codes, scale_Q, scale_D = integers(2, L, d), torch.rand(2, L), torch.rand(3, L)
         check_at_page_ends(
             lambda *x: (OPS.maxsim_asymmetric(*x, None, None, nbits),), codes, D, scale_Q, scale_D

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from tests.support import ref
+from tests.support import packed, ref
 from tests.support.calls import in_graph
 from tests.support.cases import tokens
 from tests.support.given_winners import reference
@@ -25,6 +25,12 @@ def close(got, want, dtype):
 def inputs(Nq, N, Lq, Ld, d, dtype, form="contiguous"):
     torch.manual_seed(Nq + N + Ld)
     return tokens((Nq, Lq, d), dtype, "cuda", form), tokens((N, Ld, d), dtype, "cuda", form)
+
+
+def packed_inputs(q_lengths, d_lengths, d, dtype, stray=0):
+    """Q and D [tokens, d], and offsets; tokens of no sequence lie before the first and behind the last."""
+    sides = (packed.pack(lengths, d, dtype, "cuda", stray) for lengths in (q_lengths, d_lengths))
+    return zip(*sides, strict=True)
 
 
 # Documents take more than half of an H100's or H200's L2, and many query rows meet them.
@@ -83,10 +89,7 @@ def test_normalized_scores_are_those_of_small_calls(shape):
 def test_packed_scores_and_winners_are_those_of_small_calls(longest, dtype):
     torch.manual_seed(longest)
     q_lengths, d_lengths = torch.randint(1, longest + 1, (700,)), torch.randint(0, 400, (701,))
-    offsets = [
-        torch.cat([x.new_zeros(1), x.cumsum(0)]).to("cuda", torch.int32) for x in (q_lengths, d_lengths)
-    ]
-    Q, D = (tokens((1, int(x.sum()), 128), dtype, "cuda").squeeze(0) for x in (q_lengths, d_lengths))
+    (Q, D), offsets = packed_inputs(q_lengths.tolist(), d_lengths.tolist(), 128, dtype)
     scores, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
     assert torch.equal(ops.maxsim_varlen(Q, D, *offsets, "highest"), scores)
     for first in range(0, 701, 97):
@@ -142,34 +145,6 @@ def test_recomputed_gradients_of_parts(shape):
             close(got, want, dtype)
 
 
-def packed_inputs(q_lengths, d_lengths, d, dtype, gap=0):
-    """Q and D [tokens, d], and offsets; ``gap`` tokens of no sequence lie before the first and behind the
-    last."""
-    sides = []
-    for lengths in (q_lengths, d_lengths):
-        ends = lengths.cumsum(0)
-        offsets = torch.cat([ends.new_zeros(1), ends]).add(gap).to("cuda", torch.int32)
-        sides.append((tokens((1, int(ends[-1]) + 2 * gap, d), dtype, "cuda").squeeze(0), offsets))
-    return [x for x, _ in sides], [offsets for _, offsets in sides]
-
-
-def packed_gradients_of(winners, grad, Q, D, cu_q, cu_d):
-    """grad_Q and grad_D in float64."""
-    Q, D = Q.double(), D.double()
-    grad_Q, grad_D = torch.zeros_like(Q), torch.zeros_like(D)
-    rows = torch.arange(Q.shape[0], device=Q.device)
-    query = torch.searchsorted(cu_q.long(), rows, right=True) - 1
-    inside = (rows >= cu_q[0]) & (rows < cu_q[-1])
-    begins, winners = cu_d[:-1].tolist(), winners.long()
-    for j, begin in enumerate(begins):
-        counts = (winners[j] >= 0) & inside
-        at = begin + winners[j].clamp_min(0)
-        scale = torch.where(counts, grad[query.clamp(0, grad.shape[0] - 1), j].double(), 0.0).unsqueeze(1)
-        grad_Q += scale * D[at.clamp_max(D.shape[0] - 1)]
-        grad_D.index_add_(0, at.clamp_max(D.shape[0] - 1), scale * Q)
-    return grad_Q, grad_D
-
-
 # Packed batches whose gradients have parts: (queries, their longest, documents, their longest, d, dtype,
 # planned as this capability, which has 6 MiB of L2 where it is 86; 0 is the GPU's own).
 PACKED = [
@@ -188,28 +163,22 @@ PACKED = [
 def test_packed_gradients_of_parts(shape, needs, planned_as):
     queries, longest, documents, longest_d, d, dtype, capability = shape
     torch.manual_seed(queries)
-    q_lengths = torch.randint(1, longest + 1, (queries,))
-    d_lengths = torch.randint(0, longest_d + 1, (documents,))
-    (Q, D), offsets = packed_inputs(q_lengths, d_lengths, d, dtype, gap=3)
+    q_lengths = torch.randint(1, longest + 1, (queries,)).tolist()
+    d_lengths = torch.randint(0, longest_d + 1, (documents,)).tolist()
+    (Q, D), offsets = packed_inputs(q_lengths, d_lengths, d, dtype, stray=3)
     _, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
     grad = torch.randn(documents, queries, device="cuda").t()
     args = (Q, D, *offsets, winners, *needs)
     planned_as(capability)
     mean_Q, mean_D = Q.shape[0] // queries, D.shape[0] // documents
     sms = torch.cuda.get_device_properties().multi_processor_count
-    plan = li.explain_plan(
-        (queries, mean_Q, d),
-        (documents, mean_D, d),
-        dtype=dtype,
-        packed=True,
-        sm=capability or 90,
-        sm_count=sms,
-    )
+    shapes, here = ((queries, mean_Q, d), (documents, mean_D, d)), {"sm": capability or 90, "sm_count": sms}
+    plan = li.explain_plan(*shapes, dtype=dtype, packed=True, **here)
     assert "grad_Q by" in plan and "grad_D by" in plan
     found, again = (ops.maxsim_varlen_backward(grad, *args) for _ in range(2))
     strided = ops.maxsim_varlen_backward(grad.contiguous(), *args)
     for got, *others, want, needed in zip(
-        found, again, strided, packed_gradients_of(winners, grad, Q, D, *offsets), needs, strict=True
+        found, again, strided, packed.gradients(grad, Q, D, *offsets, winners), needs, strict=True
     ):
         assert all(torch.equal(got, other) for other in others)
         assert got.numel() == 0 if not needed else close(got, want, dtype) is None
@@ -224,7 +193,7 @@ def test_packed_gradients_of_parts(shape, needs, planned_as):
 @pytest.mark.gpu
 def test_packed_parts_keep_tokens_of_no_sequence_at_zero(planned_as):
     planned_as(86)
-    (Q, D), (cu_q, cu_d) = packed_inputs(torch.full((1200,), 20), torch.full((2000,), 10), 128, BF16, gap=70)
+    (Q, D), (cu_q, cu_d) = packed_inputs([20] * 1200, [10] * 2000, 128, BF16, stray=70)
     _, winners = ops.maxsim_varlen_winners(Q, D, cu_q, cu_d, "highest")
     grad = torch.ones(1200, 2000, device="cuda")
     grad_Q, grad_D = ops.maxsim_varlen_backward(grad, Q, D, cu_q, cu_d, winners, True, True)
@@ -236,7 +205,7 @@ def test_packed_parts_keep_tokens_of_no_sequence_at_zero(planned_as):
 def test_packed_parts_of_a_graph(planned_as):
     """Nothing waits for the device, so a CUDA graph holds all of it."""
     planned_as(86)
-    (Q, D), offsets = packed_inputs(torch.full((1200,), 20), torch.full((2000,), 10), 128, BF16)
+    (Q, D), offsets = packed_inputs([20] * 1200, [10] * 2000, 128, BF16)
     _, winners = ops.maxsim_varlen_winners(Q, D, *offsets, "highest")
     grad = torch.randn(1200, 2000, device="cuda")
 

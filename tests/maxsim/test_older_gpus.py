@@ -6,7 +6,7 @@ import torch
 import late_interaction as li
 from late_interaction import ops
 from tests.operators import test_quantized as codes
-from tests.support import ref
+from tests.support import packed, ref
 from tests.support.cases import QUANTIZED, mask
 from tests.support.judge import Judge, twice, whole_numbers
 
@@ -65,16 +65,14 @@ def test_rows_of_any_magnitude(q, d, rows):
 )
 def test_packed_sequences(Nq, Lq, d, dtype):
     generator = torch.Generator().manual_seed(0)
-    q_lengths = torch.randint(0, Lq + 1, (Nq,), generator=generator)
-    d_lengths = torch.tensor([0, 1, 300, 17, 64, 0, 65, 500, 16, 3] * 9)
-    Q = torch.randn(int(q_lengths.sum()), d, device="cuda", dtype=dtype)
-    D = torch.randn(int(d_lengths.sum()), d, device="cuda", dtype=dtype)
-    cu_q, cu_d = (torch.nn.functional.pad(x.cumsum(0), (1, 0)).int().cuda() for x in (q_lengths, d_lengths))
+    d_lengths = [0, 1, 300, 17, 64, 0, 65, 500, 16, 3] * 9
+    Q, cu_q = packed.pack(torch.randint(0, Lq + 1, (Nq,), generator=generator).tolist(), d, dtype, "cuda")
+    D, cu_d = packed.pack(d_lengths, d, dtype, "cuda")
     # Tensor cores truncate as they add, and products are about 1: an absolute error that grows with d.
     limit = {"rel": 5e-6, "abs": 1e-5 * max(1, d / 67)}
     scores = li.lik.maxsim_varlen(Q, D, cu_q, cu_d)
-    for i, q in enumerate(Q.split(q_lengths.tolist())):
-        for j, x in enumerate(D.split(d_lengths.tolist())):
+    for i, q in enumerate(packed.slices(Q, cu_q)):
+        for j, x in enumerate(packed.slices(D, cu_d)):
             wanted = (q.double() @ x.double().T).amax(-1).sum() if len(x) and len(q) else 0.0
             assert float(scores[i, j]) == pytest.approx(float(wanted), **limit)
     of_documents = torch.arange(len(d_lengths), device="cuda").int()  # few enough to be scored one by one

@@ -1,7 +1,6 @@
 """The operators as citizens of PyTorch: opcheck, compile, export, AOTInductor, CUDA graphs, autocast."""
 
 import re
-import shutil
 import subprocess
 import sys
 
@@ -11,54 +10,25 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.cpp_extension import CUDA_HOME
 
 import late_interaction as li
-from late_interaction.ops import _twice, dense
-from tests.selection import NIGHTLY
 from tests.support import ref
-from tests.support.calls import waiting_for_nothing
+from tests.support.calls import Module, needs_compiler, waiting_for_nothing
 
 OPS = torch.ops.late_interaction
 
 
-def arguments(device, layout="in-batch", dtype=torch.float32, masks=True, grad=True):
-    Q = torch.randn(3, 5, 8, device=device, dtype=dtype, requires_grad=grad)
-    D = torch.randn(
-        *((4,) if layout == "in-batch" else (3, 2)), 7, 8, device=device, dtype=dtype, requires_grad=grad
-    )
+def arguments(device, documents=(4,), masks=True, grad=True):
+    Q = torch.randn(3, 5, 8, device=device, requires_grad=grad)
+    D = torch.randn(*documents, 7, 8, device=device, requires_grad=grad)
     if not masks:
         return Q, D, None, None
     return Q, D, torch.rand(3, 5, device=device) < 0.8, torch.rand(D.shape[:-1], device=device) < 0.8
-
-
-# ---- without a kernel of the Autograd key ----
-
-
-def test_a_compiled_graph_calls_no_kernel_in_python(monkeypatch, device):
-    """No kernel of the Autograd key runs in Python, neither in the forward nor in the backward."""
-    Q, D, _, _ = arguments(device, masks=False)
-    wanted = torch.autograd.grad(li.maxsim(Q, D).square().sum(), (Q, D))
-    loss = torch.compile(lambda Q, D: li.maxsim(Q, D).square().sum(), backend="aot_eager", fullgraph=True)
-    for grad in (True, False):  # a graph each
-        with torch.set_grad_enabled(grad):
-            scored = loss(Q, D)
-        if grad:
-            torch.autograd.grad(scored, (Q, D))
-
-    def refuse(*args):
-        raise AssertionError("a kernel of the Autograd key ran")
-
-    for name in ("call_without_gradients", "_apply_maxsim", "_apply_winners"):
-        monkeypatch.setattr(dense, name, refuse)
-    monkeypatch.setattr(_twice, "differentiable_gradients", refuse)
-    torch.testing.assert_close(torch.autograd.grad(loss(Q, D), (Q, D)), wanted)
-    with torch.no_grad():
-        loss(Q, D)
 
 
 # ---- pairs: the dim N is left out ----
 
 
 def paired_arguments(device, grad=True):
-    Q, D, q_mask, d_mask = arguments(device, "KD", grad=False)
+    Q, D, q_mask, d_mask = arguments(device, (3, 2), grad=False)
     return Q.requires_grad_(grad), D[:, 0].requires_grad_(grad), q_mask, d_mask[:, 0]
 
 
@@ -108,11 +78,8 @@ def test_what_pairs_must_be(device):
 
 
 @pytest.fixture
-def compiled_calls():
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-    yield counter
-    torch._dynamo.reset()
+def compiled_calls(nothing_compiled):
+    return CompileCounterWithBackend("aot_eager")
 
 
 @pytest.mark.parametrize("layout", ["in-batch", "KD", "pairs"])
@@ -141,20 +108,6 @@ def test_compile_automatic_dynamic_shapes(compiled_calls, device):
         Q, D = torch.randn(n, n + 1, 8, device=device), torch.randn(n + 2, n + 3, 8, device=device)
         torch.testing.assert_close(compiled(Q, D), li.maxsim(Q, D))
     assert compiled_calls.frame_count == 2
-
-
-def test_compile_with_winners_and_a_scorer(compiled_calls, device):
-    Q, D, q_mask, d_mask = arguments(device, grad=False)
-
-    def both(Q, D):
-        scores, winners = li.maxsim_with_winners(Q, D, q_mask, d_mask)
-        return scores.topk(2, dim=-1).indices, winners
-
-    got = torch.compile(both, fullgraph=True, backend=compiled_calls)(Q, D)
-    assert all(map(torch.equal, got, both(Q, D)))
-    scorer = li.lik.MaxSimScorer()
-    compiled = torch.compile(scorer, fullgraph=True, backend=compiled_calls)
-    torch.testing.assert_close(compiled(Q, D, q_mask, d_mask), scorer(Q, D, q_mask, d_mask))
 
 
 def test_compile_reads_the_precision_switch(compiled_calls, device):
@@ -188,43 +141,32 @@ def test_compile_in_inference_mode(compiled_calls, device):
         assert torch.equal(got, li.maxsim(Q, D, q_mask, d_mask))
 
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
-)
-
-
 # ---- export ----
 
 
-class Scores(torch.nn.Module):
-    def forward(self, Q, D, d_mask):
-        scores, winners = li.maxsim_with_winners(Q, D, None, d_mask, normalize=True)
-        return scores + li.maxsim(Q, D, None, d_mask), winners
+def both(Q, D, d_mask):
+    scores, winners = li.maxsim_with_winners(Q, D, None, d_mask, normalize=True)
+    return scores + li.maxsim(Q, D, None, d_mask), winners
+
+
+def drawn(device, Nq, Lq, Nd, Ld):
+    Q, D = torch.randn(Nq, Lq, 8, device=device), torch.randn(Nd, Ld, 8, device=device)
+    return Q, D, torch.rand(Nd, Ld, device=device) < 0.8
 
 
 def exported(device):
-    Q, D = torch.randn(3, 5, 8, device=device), torch.randn(4, 7, 8, device=device)
-    d_mask = torch.rand(4, 7, device=device) < 0.8
     dim = torch.export.Dim
     Nq, Lq, Nd, Ld = dim("Nq"), dim("Lq"), dim("Nd"), dim("Ld", max=30000)
     shapes = ({0: Nq, 1: Lq}, {0: Nd, 1: Ld}, {0: Nd, 1: Ld})
-    return torch.export.export(Scores(), (Q, D, d_mask), dynamic_shapes=shapes)
-
-
-def fresh(device):
-    return (
-        torch.randn(6, 33, 8, device=device),
-        torch.randn(2, 70, 8, device=device),
-        torch.rand(2, 70, device=device) < 0.8,
-    )
+    return torch.export.export(Module(both), drawn(device, 3, 5, 4, 7), dynamic_shapes=shapes)
 
 
 def test_export(device):
     program = exported(device)
     targets = {str(node.target) for node in program.graph.nodes}
     assert {"late_interaction.maxsim.default", "late_interaction.maxsim_winners.default"} <= targets
-    args = fresh(device)
-    torch.testing.assert_close(program.module()(*args), Scores()(*args))
+    args = drawn(device, 6, 33, 2, 70)
+    torch.testing.assert_close(program.module()(*args), both(*args))
 
 
 # A package of x * 2, made and loaded: does AOTInductor itself work here? It may end the process that tries.
@@ -240,23 +182,22 @@ torch._inductor.aoti_load_package(path)(x)
 
 
 @needs_compiler
-def test_aot_inductor(device, tmp_path):
-    if device == "cuda" and CUDA_HOME is None:
-        pytest.skip("AOTInductor for a GPU needs the CUDA toolkit")
-    if device == "cpu" and not NIGHTLY:
-        pytest.skip("examples/aot_inductor.py is tested: make nightly runs this too")
-    attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), device]
+@pytest.mark.gpu
+@pytest.mark.skipif(CUDA_HOME is None, reason="AOTInductor for a GPU needs the CUDA toolkit")
+def test_aot_inductor(tmp_path):
+    """Of a GPU; tokens/test_aot_inductor.py is about the CPU."""
+    attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), "cuda"]
     try:
         loads = subprocess.run(attempt, capture_output=True, timeout=60).returncode == 0
     except subprocess.TimeoutExpired:
         loads = False
     if not loads:
-        pytest.skip(f"AOTInductor cannot load a package of x * 2 for {device} on this machine")
-    program = exported(device)
+        pytest.skip("AOTInductor cannot load a package of x * 2 for a GPU on this machine")
+    program = exported("cuda")
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "scores.pt2"))
-    args = fresh(device)
+    args = drawn("cuda", 6, 33, 2, 70)
     got = torch._inductor.aoti_load_package(path)(*args)
-    torch.testing.assert_close(tuple(got), Scores()(*args))
+    torch.testing.assert_close(tuple(got), both(*args))
 
 
 # ---- CUDA graphs and streams ----

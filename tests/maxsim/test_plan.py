@@ -12,6 +12,7 @@ from tests.support.cases import QUANTIZED, walk
 
 DEVICES = [(75, 40), (80, 108), (86, 84), (89, 142), (90, 132), (100, 148), (120, 170)]
 CASES = list(walk(150))
+TRAIN, FP32 = ((256, 32, 128), (256, 300, 128)), torch.float32
 
 
 def sections(plan):
@@ -88,22 +89,15 @@ def test_every_call_is_explained_on_every_gpu(case):
         ((64, 32, 8), (9, 300, 8), {"dtype": torch.float8_e5m2}, "float32 copies", "e5m2 codes of this d"),
         ((1, 32, 128), (9, 300, 128), {"dtype": torch.int8, "sm": 80}, "sm80_d, products in int8", "narrow"),
         ((1, 32, 272), (9, 300, 272), {"dtype": torch.int8, "sm": 80}, "tf32: float32 copies", "device"),
-        ((256, 32, 128), (256, 300, 128), {"dtype": torch.float32, "sm": 80}, "sm80_3xfp16", "256 of them"),
+        ((256, 32, 128), (256, 300, 128), {"dtype": FP32, "sm": 80}, "sm80_3xfp16", "256 of them"),
         (
-            (256, 32, 128),
-            (256, 300, 128),
-            {"dtype": torch.float32, "sm": 89, "geforce": True},
+            *TRAIN,
+            {"dtype": FP32, "sm": 89, "geforce": True},
             "sm80, products in fp32",
             "FFMA multiplies faster",
         ),
         # Longer documents than it can count the tokens of.
-        (
-            (300, 32, 4),
-            (1, 2**27 + 8, 4),
-            {"dtype": torch.float32, "sm": 80},
-            "sm80, products in 3xtf32",
-            "9600",
-        ),
+        ((300, 32, 4), (1, 2**27 + 8, 4), {"dtype": FP32, "sm": 80}, "sm80, products in 3xtf32", "9600"),
     ],
 )
 def test_the_reason_is_the_one_that_counts(q_shape, d_shape, options, kernel, why):
@@ -136,6 +130,7 @@ def test_tensors_and_their_shapes_are_explained_alike():
     Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
     here = {"sm": 90, "sm_count": 132, "precision": "high"}
     assert li.explain_plan(Q, D, **here) == li.explain_plan(Q.shape, D.shape, dtype=torch.float32, **here)
+    assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)
     assert li.explain_plan(Q[0], D[0], **here) == li.explain_plan(Q[:1], D[:1], **here)
     forward = sections(li.explain_plan(Q, D, winners=False, **here))
     assert "backward" not in forward and "forward" in forward
@@ -151,10 +146,8 @@ def test_codes_have_no_backward():
 
 def test_precision_decides_what_is_multiplied():
     def kernel(**options):
-        shapes = (64, 32, 128), (64, 300, 128)
-        return sections(li.explain_plan(*shapes, dtype=torch.float32, sm=90, sm_count=132, **options))[
-            "forward"
-        ]
+        call = {"dtype": FP32, "sm": 90, "sm_count": 132}
+        return sections(li.explain_plan((64, 32, 128), (64, 300, 128), **call | options))["forward"]
 
     assert "sm90_3xfp16, products in 3xfp16" in kernel(precision="highest")["kernel"]
     assert "two fp16 numbers" in kernel(precision="highest")["copies"]
@@ -164,9 +157,8 @@ def test_precision_decides_what_is_multiplied():
     assert "in fp16" in kernel(precision="high")["kernel"]
     assert "scaled" in kernel(precision="high")["copies"]
     assert "normalized" in kernel(precision="high", normalize=True)["copies"]
-    assert (
-        "in bf16" in kernel(precision="medium")["kernel"] and "bf16" in kernel(precision="medium")["copies"]
-    )
+    assert "in bf16" in kernel(precision="medium")["kernel"]
+    assert "bf16" in kernel(precision="medium")["copies"]
     torch.set_float32_matmul_precision("high")
     assert kernel() == kernel(precision="high")
 
@@ -323,8 +315,6 @@ def test_calls_that_there_are_not(error, message, shapes, options):
 
 
 def test_shapes_that_go_together():
-    Q, D = torch.randn(4, 32, 128), torch.randn(5, 300, 128)
-    assert li.explain_plan(Q.shape, D) == li.explain_plan(Q, D) == li.explain_plan(Q, D.shape)
     for own in (((3, 32, 128), (3, 4, 60, 128)), ((32, 128), (1, 4, 60, 128))):
         assert "forward" in li.explain_plan(*own, sm=90, sm_count=132)
 
@@ -357,10 +347,8 @@ def test_the_device_of_this_machine(monkeypatch, missing, capability):
     monkeypatch.setattr(plan.ops, "cuda_capability", lambda: 80)  # a forced one
     text = li.explain_plan((3, 32, 128), (4, 60, 128))
     assert text.splitlines()[0] == f"device       compute capability {capability}, 84 multiprocessors"
-    assert (
-        f"512 operations a clock and multiprocessor in bf16 (compute capability {capability}, GeForce)"
-        in text
-    )
+    rate = f"512 operations a clock and multiprocessor in bf16 (compute capability {capability}, GeForce)"
+    assert rate in text
     for options in ({"sm": 86}, {"geforce": False}):
         assert "GeForce" not in li.explain_plan((3, 32, 128), (4, 60, 128), **options)
 

@@ -5,14 +5,12 @@ import os
 import subprocess
 import sys
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import late_interaction as li
 from late_interaction import ops
-from late_interaction._scoring import precision as switches
 from late_interaction._scoring.precision import float32_precision, float32_products, without_autocast
 from tests.support import ref
 
@@ -82,11 +80,7 @@ def test_other_dtypes_multiply_as_they_are(dtype, precision, device):
 def test_gradients_are_float32_whatever_the_precision(precision, backward, device):
     Q, D = (x.requires_grad_() for x in problem(device))
     scores, winners = li.maxsim_with_winners(Q, D, precision=precision, backward=backward)
-    grad = torch.randn_like(scores)
-    scores.backward(grad)
-    for name, x, expected in zip("QD", (Q, D), ref.gradients(grad, Q, D, winners), strict=True):
-        assert x.grad.dtype == torch.float32
-        ref.assert_close(x.grad, expected, 1e-6, f"grad_{name}")
+    ref.assert_gradients(scores, Q, D, winners, 1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1e-3, 1e3, 1e18])
@@ -111,19 +105,21 @@ def test_normalize_survives_any_length(dtype, device):
     ref.assert_winners_close(found, winners, Q, D, ref.tolerance(dtype), normalize=True)
 
 
-@pytest.mark.parametrize(("new", "old"), [("ieee", "highest"), ("tf32", "high")])
-def test_the_newer_switches(new, old):
+def test_the_newer_switches():
     # In a process of its own: PyTorch does not go back from the newer switches to the older ones.
-    code = f"""
+    code = """
 import torch
 if not hasattr(torch.backends, "fp32_precision"):
     raise SystemExit
 import late_interaction as li
-from late_interaction import ops
+from late_interaction._scoring.precision import float32_precision
 Q, D = torch.randn(3, 5, 64), torch.randn(4, 7, 64)
-expected = li.maxsim(Q, D, precision={old!r})
-torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = {new!r}
-assert torch.equal(li.maxsim(Q, D), expected)
+meant = {"ieee": "highest", "tf32": "high", "bf16": "medium", "none": "highest"}
+for cuda, cpu in (("ieee", "tf32"), ("tf32", "bf16"), ("tf32", "ieee"), ("none", "bf16"), ("tf32", "none")):
+    torch.backends.cuda.matmul.fp32_precision = cuda
+    torch.backends.mkldnn.matmul.fp32_precision = cpu
+    assert float32_precision("cuda") == meant[cuda] and float32_precision("cpu") == meant[cpu]
+    assert torch.equal(li.maxsim(Q, D), li.maxsim(Q, D, precision=meant[cpu]))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -147,26 +143,6 @@ def test_products_multiply_as_they_are_told_for_a_while(before, held):
                     assert float32_precision("cpu") == before
                 assert torch.get_float32_matmul_precision() == held
         assert torch.get_float32_matmul_precision() == float32_precision("cpu") == before
-
-
-@pytest.mark.parametrize("names", [("ieee", "tf32"), ("bf16", "ieee"), ("tf32", "bf16"), ("none", "none")])
-def test_the_newer_switches_when_the_older_cannot_be_read(monkeypatch, names):
-    """PyTorch refuses to read the older one once they were set."""
-
-    def refuses():
-        raise RuntimeError("mix of the legacy and new APIs")
-
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuses)
-    cuda, mkldnn = (SimpleNamespace(matmul=SimpleNamespace(fp32_precision=name)) for name in names)
-    monkeypatch.setattr(
-        switches,
-        "torch",
-        SimpleNamespace(
-            get_float32_matmul_precision=refuses, backends=SimpleNamespace(cuda=cuda, mkldnn=mkldnn)
-        ),
-    )
-    meant = {"ieee": "highest", "tf32": "high", "bf16": "medium", "none": "highest"}
-    assert float32_precision("cuda") == meant[names[0]] and float32_precision("cpu") == meant[names[1]]
 
 
 def test_threads_share_a_precision_and_wait_for_another():
@@ -233,9 +209,3 @@ def test_autocast_is_left_on_devices_that_have_it():
             assert not torch.is_autocast_enabled("cpu")
         with without_autocast("meta"):
             assert torch.is_autocast_enabled("cpu")
-
-
-def test_a_switch_that_nobody_holds_is_left_alone():
-    torch.set_float32_matmul_precision("high")
-    switches._Switch().release()
-    assert torch.get_float32_matmul_precision() == "high"

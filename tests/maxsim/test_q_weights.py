@@ -48,62 +48,28 @@ def draw(shape, dtype, device):
     return weights * (torch.rand(shape, device=device) < 0.9)
 
 
-def each_token(Q, D, i):
-    """The tokens of query i, each as a query, and the documents that they meet."""
-    rows = Q[i].unsqueeze(1)
-    return rows, D if D.dim() == 3 else D[i].expand(len(rows), *D.shape[1:])
-
-
-def judged(Q, D, weights, q_mask, d_mask, normalize):
-    """(scores [Nq, N], maxima [Nq, Lq, N]) in float64."""
-    maxima = torch.zeros(*Q.shape[:2], D.shape[-3], dtype=torch.float64, device=Q.device)
-    for i in range(len(Q)):
-        rows, documents = each_token(Q, D, i)
-        own_mask = d_mask
-        if d_mask is not None and d_mask.dim() == 3:
-            own_mask = d_mask[i].expand(len(rows), *d_mask.shape[1:])
-        maxima[i], _ = ref.maxsim(rows, documents, None, own_mask, normalize)
-    if q_mask is not None:
-        maxima = maxima.masked_fill(~q_mask.unsqueeze(-1), 0.0)
-    return (maxima * weights.double().unsqueeze(-1)).sum(1), maxima
-
-
-def judged_gradients(grad_scores, Q, D, weights, winners, normalize):
-    """(grad_Q, grad_D) in float64."""
-    grad_Q, grad_D = (torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (Q, D))
-    for i in range(len(Q)):
-        rows, documents = each_token(Q, D, i)
-        grads = grad_scores[i].double() * weights[i].double().unsqueeze(1)
-        found = winners[i].t().unsqueeze(-1)
-        of_rows, of_documents = ref.gradients(grads, rows, documents, found, normalize)
-        grad_Q[i] = of_rows.squeeze(1)
-        if D.dim() == 4:
-            grad_D[i] = of_documents.sum(0)
-        else:
-            grad_D += of_documents
-    return grad_Q, grad_D
-
-
 def check(case, winners, device):
     Q, D, q_mask, d_mask = inputs(case, device)
     weights = draw((case.Lq, case.Nq), case.dtype, device).t()
-    scores, maxima = judged(Q, D, weights, q_mask, d_mask, case.normalize)
+    maxima, _ = ref.maxima(Q, D, q_mask, d_mask, case.normalize)
+    terms = maxima * weights.double().unsqueeze(1)
     with torch.no_grad():
         found = call(li.maxsim_with_winners, case, Q, D, q_mask, d_mask)[1]
     leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
     out = call(li.maxsim, case, *leaves[:2], q_mask, d_mask, q_weights=leaves[2], winners=winners)
-    scale = (maxima.abs() * weights.double().abs().unsqueeze(-1)).sum(1).norm()  # terms of both signs cancel
+    scale = terms.abs().sum(-1).norm()  # terms of both signs cancel
     limit = ref.UNIT_SCORE_TOLERANCE if case.normalize else ref.tolerance(case.dtype)
-    assert float((out.detach().double() - scores).norm()) <= limit * max(float(scale), 1e-30)
+    assert float((out.detach().double() - terms.sum(-1)).norm()) <= limit * max(float(scale), 1e-30)
 
     grad_scores = torch.randn_like(out)
     out.backward(grad_scores)
-    grad_Q, grad_D = judged_gradients(grad_scores, Q, D, weights, found, case.normalize)
+    grads = grad_scores.double().unsqueeze(-1) * weights.double().unsqueeze(1)
+    grad_Q, grad_D = ref.gradients(grads, Q, D, found, case.normalize)
     limit = ref.GRAD_TOLERANCE[case.dtype]
     for leaf, grad, name in zip(leaves, (grad_Q, grad_D), ("grad_Q", "grad_D"), strict=False):
         assert leaf.grad.dtype == case.dtype
         ref.assert_close(leaf.grad, grad, 4 * limit, name)
-    of_weights = (maxima * grad_scores.double().unsqueeze(1)).sum(-1)
+    of_weights = (maxima * grad_scores.double().unsqueeze(-1)).sum(1)
     ref.assert_close(leaves[2].grad, of_weights, 2e-4 if case.normalize else 2e-5, "grad of the weights")
 
 
@@ -232,25 +198,13 @@ def packed_inputs(name, d, dtype, stray, device):
     return Q, D, draw(len(Q), dtype, device), cu_q, cu_d
 
 
-def query_of(cu_q, tokens):
-    """The query of each token, -1 for those of none."""
-    owners = torch.full((tokens,), -1, device=cu_q.device)
-    for i, (begin, end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], strict=False)):
-        owners[begin:end] = i
-    return owners
-
-
-def packed_maxima(Q, D, cu_d):
-    """[tokens of Q, Nd]: the maxima of every token."""
-    return packed.scores_and_winners(Q, D, torch.arange(len(Q) + 1), cu_d)[0]
-
-
 @pytest.mark.parametrize(("name", "d", "dtype", "stray"), PACKED)
 def test_varlen(name, d, dtype, stray, device):
     Q, D, weights, cu_q, cu_d = packed_inputs(name, d, dtype, stray, device)
-    owners, maxima = query_of(cu_q, len(Q)), packed_maxima(Q, D, cu_d)
+    of_tokens = torch.arange(len(Q) + 1)  # each as a query
+    maxima, _ = packed.scores_and_winners(Q, D, of_tokens, cu_d)
     terms = maxima * weights.double().unsqueeze(1)
-    scores = torch.stack([terms[:0].sum(0), *(terms[owners == i].sum(0) for i in range(len(cu_q) - 1))])[1:]
+    scores = torch.stack([terms[:0].sum(0), *(x.sum(0) for x in packed.slices(terms, cu_q))])[1:]
     leaves = [x.detach().requires_grad_() for x in (Q, D, weights)]
     out = maxsim_varlen(*leaves[:2], cu_q, cu_d, q_weights=leaves[2])
     torch.testing.assert_close(out.double(), scores, rtol=1e-4, atol=1e-4)
@@ -258,10 +212,8 @@ def test_varlen(name, d, dtype, stray, device):
     grad_scores = torch.randn_like(out)
     out.backward(grad_scores)
     found = packed.widened(ops.maxsim_varlen_winners(Q, D, cu_q, cu_d)[1], len(D)).long()
-    none = grad_scores.new_zeros(1, len(cu_d) - 1).double()  # for tokens of no query
-    own = torch.cat((grad_scores.double(), none))[owners]
-    own = own * (owners >= 0).unsqueeze(1)
-    of_tokens = torch.arange(len(Q) + 1)
+    own = torch.zeros_like(maxima)  # for tokens of no query, too
+    own[cu_q[0] : cu_q[-1]] = grad_scores.double().repeat_interleave(cu_q.diff(), 0)
     grads = packed.gradients(own * weights.double().unsqueeze(1), Q, D, of_tokens, cu_d, found)
     ref.assert_close(leaves[0].grad, grads[0], 2 * ref.GRAD_TOLERANCE[dtype], "grad_Q")
     ref.assert_close(leaves[1].grad, grads[1], 2 * ref.GRAD_TOLERANCE[dtype], "grad_D")
@@ -309,20 +261,20 @@ def test_mean_divides_by_the_tokens_that_count(device):
 
 
 def test_mean_of_packed(device):
-    lengths = [3, 0, 5]
-    Q, cu_q = packed.pack(lengths, 16, torch.float32, device)
-    D, cu_d = packed.pack([4, 7], 16, torch.float32, device)
+    """Of queries of 3, 0 and 5 tokens, of two of which a weight is 0, and of listed pairs of them."""
+    (Q, cu_q), (D, cu_d) = (packed.pack(n, 16, torch.float32, device) for n in ([3, 0, 5], [4, 7]))
     weights = torch.ones(len(Q), device=device)
     weights[[1, 4]] = 0.0
-    plain, weighed = maxsim_varlen(Q, D, cu_q, cu_d), maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights)
-    counts = torch.tensor([[3.0], [1.0], [5.0]], device=device)
-    assert torch.equal(maxsim_varlen(Q, D, cu_q, cu_d, mean=True), plain / counts)
-    counts = torch.tensor([[2.0], [1.0], [4.0]], device=device)
-    mean = maxsim_varlen(Q, D, cu_q, cu_d, q_weights=weights, mean=True)
-    assert torch.equal(mean, weighed / counts)
-    pair_q, pair_d = torch.tensor([2, 0, 1], device=device), torch.tensor([1, 1, 0], device=device)
-    listed = score_pairs_packed(Q, D, cu_q, cu_d, pair_q, pair_d, q_weights=weights, mean=True)
-    torch.testing.assert_close(listed, mean[pair_q, pair_d])
+    for given, counts in ((None, [3.0, 1.0, 5.0]), (weights, [2.0, 1.0, 4.0])):
+        counts = torch.tensor(counts, device=device)
+        plain, mean = (maxsim_varlen(Q, D, cu_q, cu_d, q_weights=given, mean=x) for x in (False, True))
+        assert torch.equal(mean, plain / counts.unsqueeze(1))
+        for n in range(4):
+            pairs = [torch.tensor(x, device=device)[:n] for x in ([2, 0, 1], [1, 1, 0])]
+            plain, mean = (
+                score_pairs_packed(Q, D, cu_q, cu_d, *pairs, q_weights=given, mean=x) for x in (False, True)
+            )
+            assert torch.equal(mean, plain / counts[pairs[0]])
 
 
 # ---- as citizens of PyTorch ----
@@ -376,20 +328,12 @@ def test_refused(how, device):
     spoil, error, message = REFUSED[how]
     Q, D = torch.randn(2, 3, 8, device=device), torch.randn(2, 4, 8, device=device)
     weights = spoil(torch.rand(2, 3, device=device))
-    with pytest.raises(error, match=message):
-        li.maxsim(Q, D, q_weights=weights)
-    with pytest.raises(error, match=message):
-        li.maxsim_pairs(Q, D, q_weights=weights)
+    for score in (li.maxsim, li.maxsim_pairs):
+        with pytest.raises(error, match=message):
+            score(Q, D, q_weights=weights)
     with pytest.raises(error, match="q_weights must be"):
         maxsim_varlen(Q[0], D[0], torch.tensor([0, 3], device=device), torch.tensor([0, 4], device=device),
                       q_weights=weights)  # fmt: skip
-
-
-def test_mean_is_a_flag():
-    Q, D = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
-    for score in (li.maxsim, li.maxsim_pairs):
-        with pytest.raises(TypeError, match="mean must be"):
-            score(Q, D, mean=1)
 
 
 def test_one_query_has_weights_of_one_dim(device):
@@ -400,33 +344,6 @@ def test_one_query_has_weights_of_one_dim(device):
         assert torch.equal(li.maxsim(Q, D, q_weights=given), expected)
         assert torch.equal(li.maxsim(Q, D, q_weights=given, winners="recompute"), expected)
     torch.testing.assert_close(li.maxsim(Q, D, q_weights=weights, mean=True), expected / 3)
-    for bad in (
-        torch.randn(4, device=device),
-        torch.randn(2, 3, device=device),
-        torch.randn(3, 1, device=device),
-    ):
+    for shape in ((4,), (2, 3), (3, 1)):
         with pytest.raises(ValueError, match=r"q_weights must be \[1, 3\]"):
-            li.maxsim(Q, D, q_weights=bad)
-
-
-def test_gradients_of_weights_alone(device):
-    """Padded and packed tokens have none themselves."""
-    Q, D, weights = torch.randn(3, 4, 8), torch.randn(2, 5, 8), torch.randn(3, 4)
-    Q, D, weights = Q.to(device), D.to(device), weights.to(device).requires_grad_()
-    best = li.maxsim(Q.flatten(0, 1).unsqueeze(1), D).view(3, 4, 2)
-    (grad,) = torch.autograd.grad(li.maxsim(Q, D, q_weights=weights).sum(), weights)
-    torch.testing.assert_close(grad, best.sum(-1))
-    cu_q, cu_d = torch.tensor([0, 4, 8, 12], device=device), torch.tensor([0, 5, 10], device=device)
-    scores = maxsim_varlen(Q.flatten(0, 1), D.flatten(0, 1), cu_q, cu_d, q_weights=weights.flatten())
-    (grad,) = torch.autograd.grad(scores.sum(), weights)
-    torch.testing.assert_close(grad, best.sum(-1))
-
-
-@pytest.mark.parametrize("pairs", [0, 1, 2])
-def test_mean_of_few_listed_pairs(pairs, device):
-    Q, D = torch.randn(7, 8, device=device), torch.randn(9, 8, device=device)
-    cu_q, cu_d = torch.tensor([0, 3, 7], device=device), torch.tensor([0, 4, 9], device=device)
-    listed = [torch.tensor(x[:pairs], dtype=torch.int64, device=device) for x in ([1, 0], [0, 1])]
-    plain = score_pairs_packed(Q, D, cu_q, cu_d, *listed)
-    mean = score_pairs_packed(Q, D, cu_q, cu_d, *listed, mean=True)
-    assert torch.equal(mean, plain / torch.tensor([4.0, 3.0], device=device)[:pairs])
+            li.maxsim(Q, D, q_weights=torch.randn(shape, device=device))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction._scoring.precision import float32_precision, float32_products
+from late_interaction._scoring.precision import float32_precision
 
 
 def step(Q, D, backward="lowmem"):
@@ -39,9 +39,6 @@ def test_threads_that_multiply_float32_otherwise_leave_pytorch_as_it_was():
     expected = li.xtr_scores(Q.half(), D.half(), 50)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
-    assert torch.get_float32_matmul_precision() == "medium"
-    with float32_products("cpu", "high"), float32_products("cpu", "highest"):
-        assert torch.get_float32_matmul_precision() == "highest"
     assert torch.get_float32_matmul_precision() == "medium"
 
 
@@ -97,8 +94,7 @@ def test_work_on_a_side_stream_is_ordered_with_it():
             late_Q.copy_(Q.detach())
             late_D.copy_(D.detach())
             got = step(late_Q.requires_grad_(), late_D.requires_grad_(), backward)
-            for a, b in zip(got, expected, strict=True):
-                torch.testing.assert_close(a, b)
+            torch.testing.assert_close(got, expected)
     stream.synchronize()
 
 

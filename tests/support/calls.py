@@ -1,10 +1,11 @@
-"""Calls that are refused, that a GPU's host does not wait for, in CUDA graphs, and that want a compiler."""
+"""Calls that are refused or watched, that a GPU's host does not wait for, and that want a compiler."""
 
 import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="TorchInductor needs a C++ compiler"
@@ -17,6 +18,30 @@ def refused(error, words, function, *args, **options):
         function(*args, **options)
     said = str(caught.value)
     assert "\n" not in said and all(word in said for word in words), said
+
+
+class Module(torch.nn.Module):
+    """A function as what torch.export takes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
+class Called(TorchDispatchMode):
+    """The names of our operators that run, and the arguments of each by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.arguments = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "late_interaction":
+            self.names.append(function.name().removeprefix("late_interaction::"))
+            schema = function._schema.arguments
+            given = dict(zip([x.name for x in schema], args, strict=False))  # defaults are left out
+            self.arguments.append({x.name: x.default_value for x in schema} | given | (kwargs or {}))
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

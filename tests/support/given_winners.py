@@ -51,14 +51,14 @@ def reference(grad, Q, D, winners):
     return grad_Q.view(Q.shape), grad_D.view(D.shape)
 
 
-def check(sides, grad, Q, D, winners, limit=None):
+def check(sides, grad, Q, D, winners):
     """Compute the gradients of these sides, compare them with float64, and return them."""
     needs = {"need_grad_Q": "Q" in sides, "need_grad_D": "D" in sides}
     got = gradients(grad, Q, D, winners, **needs)
     for out, wanted, side in zip(got, reference(grad, Q, D, winners), "QD", strict=True):
         if side in sides:
             assert out.dtype == Q.dtype
-            ref.assert_close(out, wanted, limit or ref.GRAD_TOLERANCE[Q.dtype], f"grad_{side}")
+            ref.assert_close(out, wanted, ref.GRAD_TOLERANCE[Q.dtype], f"grad_{side}")
     return got
 
 

@@ -66,12 +66,18 @@ def similarities(Q, D, normalize=False):
 
 def maxsim(Q, D, q_mask=None, d_mask=None, normalize=False):
     """(scores [Nq, N] float64, winners [Nq, N, Lq] int64)."""
+    best, winners = maxima(Q, D, q_mask, d_mask, normalize)
+    return best.sum(-1), winners
+
+
+def maxima(Q, D, q_mask=None, d_mask=None, normalize=False):
+    """Those of each query token [Nq, N, Lq], in float64 and 0 where nothing counts, and winners, -1 there."""
     Nq, Lq, Ld = Q.shape[0], Q.shape[1], D.shape[-2]
     N = D.shape[-3]
-    scores = torch.zeros(Nq, N, dtype=torch.float64, device=Q.device)
+    found = torch.zeros(Nq, N, Lq, dtype=torch.float64, device=Q.device)
     winners = torch.full((Nq, N, Lq), -1, device=Q.device)
     if Ld == 0 or Lq == 0 or Nq == 0:
-        return scores, winners
+        return found, winners
     keep_q = torch.ones(Nq, Lq, dtype=torch.bool, device=Q.device) if q_mask is None else q_mask
     for j, S in similarities(Q, D, normalize):
         keep_d = torch.ones(Nq, Ld, dtype=torch.bool, device=Q.device)
@@ -85,9 +91,9 @@ def maxsim(Q, D, q_mask=None, d_mask=None, normalize=False):
             1
         )
         index = hit.int().argmax(-1)
-        scores[:, j] = torch.where(counts, best, 0.0).sum(-1)
+        found[:, j] = torch.where(counts, best, 0.0)
         winners[:, j] = torch.where(counts, index, -1)
-    return scores, winners
+    return found, winners
 
 
 def dequantized(codes, scale):
@@ -96,13 +102,14 @@ def dequantized(codes, scale):
 
 
 def gradients(grad_scores, Q, D, winners, normalize=False):
-    """(grad_Q, grad_D) in float64, with the winners as given."""
+    """(grad_Q, grad_D) in float64, with the winners as given; grad_scores [Nq, N], or those of each token."""
     Nq = Q.shape[0]
     q, d = Q.detach().double(), per_query(D.detach(), Nq).double()
     q_hat, d_hat = (unit(q), unit(d)) if normalize else (q, d)
     i, j, s = (winners >= 0).nonzero(as_tuple=True)
     t = winners[i, j, s].long()
-    weight = grad_scores.double()[i, j].unsqueeze(-1)
+    grads = grad_scores.double() if grad_scores.dim() == 3 else grad_scores.double().unsqueeze(-1)
+    weight = grads.expand(winners.shape)[i, j, s].unsqueeze(-1)
     grad_q = torch.zeros_like(q).index_put_((i, s), weight * d_hat[i, j, t], accumulate=True)
     grad_d = torch.zeros(d.shape, dtype=torch.float64, device=d.device)
     grad_d.index_put_((i, j, t), weight * q_hat[i, s], accumulate=True)
@@ -152,3 +159,14 @@ def assert_winners_close(winners, ref, Q, D, limit, normalize=False):
         gap = ((best - mine) / scale)[winners[:, j] != ref[:, j]]
         worst = float(gap.max()) if gap.numel() else 0.0
         assert worst <= limit, f"document {j}: a winner is {worst:.1e} short of the maximum"
+
+
+def assert_gradients(scores, Q, D, winners, limit, normalize=False, grad_scores=None):
+    """Return the gradients of these scores, random ones or as given, which must be close to float64."""
+    grad_scores = torch.randn_like(scores) if grad_scores is None else grad_scores
+    found = torch.autograd.grad(scores, (Q, D), grad_scores)
+    wanted = gradients(grad_scores, Q, D, winners, normalize)
+    for got, expected, x, name in zip(found, wanted, (Q, D), ("grad_Q", "grad_D"), strict=True):
+        assert got.dtype == x.dtype
+        assert_close(got, expected, limit, name)
+    return found

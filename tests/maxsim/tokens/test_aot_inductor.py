@@ -30,6 +30,7 @@ class Scores(torch.nn.Module):
             li.maxsim(Q_packed, D_packed, mean=True),
             li.maxsim(Q, Q, normalize=True),
             li.maxsim_pairs(Q_packed, D_packed),
+            *li.maxsim_with_winners(Q, Q, normalize=True),
         )
 
 

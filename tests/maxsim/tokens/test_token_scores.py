@@ -1,6 +1,7 @@
 """Scores and losses of Tokens and lists: alike in every layout, and as of plain PyTorch."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 import late_interaction as li
 from late_interaction import Tokens, reference
 from tests.support.calls import waiting_for_nothing
+from tests.support.ref import unit
 from tests.support.token_forms import (
     D_MODEL,
     FORMS,
@@ -24,74 +26,55 @@ from tests.support.token_forms import (
 )
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-@pytest.mark.parametrize("case", LENGTHS)
-def test_layouts_give_the_same_scores_and_gradients(case, first, second, device):
-    queries, documents = (sequences(lengths, device) for lengths in LENGTHS[case])
-    assert_scores_and_gradients(li.maxsim, expected, queries, documents, first, second)
-    with torch.no_grad():
-        got = li.maxsim(FORMS[first](queries), FORMS[second](documents))
-    torch.testing.assert_close(got, expected(queries, documents))
+def of_padded(function, *args, **options):
+    """A function of lists, by one of padded tokens and their masks."""
+
+    def scores(queries, documents):
+        q, d = (Tokens.from_list(x).to_padded() for x in (queries, documents))
+        return function(q.values, d.values, *args, q.mask, d.mask, **options)
+
+    return scores
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("case", LENGTHS)
-def test_pairs(case, first, second, device):
+@pytest.mark.parametrize("options", [{}, {"normalize": True}, {"mean": True}, {"winners": "recompute"}])
+def test_layouts_give_the_same_scores_and_gradients(options, case, first, second, device):
     queries, documents = (sequences(lengths, device) for lengths in LENGTHS[case])
-    n = min(len(queries), len(documents))
+
+    def want(queries, documents):
+        if "normalize" in options:
+            queries, documents = ([unit(x) for x in xs] for xs in (queries, documents))
+        scores = expected(queries, documents)
+        counts = torch.tensor([[max(len(q), 1)] for q in queries], device=device)
+        return scores / counts if "mean" in options else scores
 
     def diagonal(queries, documents):
-        return expected(queries, documents).diagonal()
+        return want(queries, documents).diagonal()
 
-    assert_scores_and_gradients(li.maxsim_pairs, diagonal, queries[:n], documents[:n], first, second)
+    n, forms = min(len(queries), len(documents)), (first, second)
+    assert_scores_and_gradients(partial(li.maxsim, **options), want, queries, documents, *forms)
+    pairs = partial(li.maxsim_pairs, **options)
+    assert_scores_and_gradients(pairs, diagonal, queries[:n], documents[:n], *forms)
+    with torch.no_grad():
+        got = li.maxsim(FORMS[first](queries), FORMS[second](documents), **options)
+    torch.testing.assert_close(got, want(queries, documents))
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("case", LENGTHS)
 def test_the_smooth_maximum(case, first, second, device):
     queries, documents = (sequences(lengths, device) for lengths in LENGTHS[case])
-
-    def smooth(queries, documents):
-        q, d = (Tokens.from_list(x).to_padded() for x in (queries, documents))
-        return reference.smooth_maxsim_reference(q.values, d.values, q.mask, d.mask, tau=0.5)
-
-    ours = lambda q, d: li.smooth_maxsim(q, d, tau=0.5)  # noqa: E731
+    smooth, ours = of_padded(reference.smooth_maxsim_reference, tau=0.5), partial(li.smooth_maxsim, tau=0.5)
     assert_scores_and_gradients(ours, smooth, queries, documents, first, second)
-
-
-@pytest.mark.parametrize(("first", "second"), PAIRS)
-@pytest.mark.parametrize("options", [{"normalize": True}, {"mean": True}, {"winners": "recompute"}])
-def test_options(options, first, second, device):
-    queries, documents = (sequences(lengths, device) for lengths in LENGTHS["nasty"])
-
-    def want(queries, documents):
-        if "normalize" in options:
-            queries, documents = (
-                [torch.nn.functional.normalize(x, dim=-1) for x in xs] for xs in (queries, documents)
-            )
-        scores = expected(queries, documents)
-        if "mean" in options:
-            scores = scores / torch.tensor([[max(len(q), 1)] for q in queries], device=device)
-        return scores
-
-    def pairs(queries, documents):
-        return want(queries, documents).diagonal()
-
-    for function, right in ((li.maxsim, want), (li.maxsim_pairs, pairs)):
-        ours = lambda q, d, f=function: f(q, d, **options)  # noqa: E731
-        assert_scores_and_gradients(ours, right, queries, documents, first, second)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("rule", ["paper", "pylate"])
 def test_xtr(rule, first, second, device):
     queries, documents = sequences([3, 1, 5], device), sequences([7, 1, 4, 20], device)
-
-    def xtr(queries, documents):
-        q, d = (Tokens.from_list(x).to_padded() for x in (queries, documents))
-        return reference.xtr_scores_reference(q.values, d.values, 9, q.mask, d.mask, rule=rule)
-
-    ours = lambda q, d: li.xtr_scores(q, d, 9, rule=rule)  # noqa: E731
+    xtr = of_padded(reference.xtr_scores_reference, 9, rule=rule)
+    ours = partial(li.xtr_scores, k=9, rule=rule)
     assert_scores_and_gradients(ours, xtr, queries, documents, first, second)
     weights = torch.rand(9, device=device, dtype=torch.float64)
     padded_weights = Tokens.packed(weights[:, None], Tokens.from_list(queries).offsets).to_padded()

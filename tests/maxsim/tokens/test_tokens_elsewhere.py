@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import late_interaction as li
 from late_interaction import Tokens
+from tests.support.calls import Module
 from tests.support.token_forms import D_MODEL, FORMS, sequences
 
 
@@ -40,10 +41,9 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", ["packed", "padded", "mixed"])
-def test_batches_of_any_length_compile_at_most_twice(kind, call):
+def test_batches_of_any_length_compile_at_most_twice(kind, call, nothing_compiled):
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(CALLS[call], fullgraph=True, dynamic=True, backend=counter)
     for q, d in batches(40, "pairs" if call == "pairs" and kind == "packed" else kind):
@@ -60,15 +60,11 @@ def test_batches_of_any_length_compile_at_most_twice(kind, call):
 
 @pytest.mark.parametrize("kind", ["packed", "padded", "mixed"])
 def test_an_exported_program_takes_other_lengths(kind, tmp_path):
-    class Scores(torch.nn.Module):
-        def forward(self, q, d):
-            return li.maxsim(q, d)
-
     first, *others = batches(4, kind)
     auto = torch.export.Dim.AUTO
     shapes = [[[None if n in (0, D_MODEL) else auto for n in x.shape] for x in pytree.tree_leaves(tokens)]
               for tokens in first]  # fmt: skip
-    program = torch.export.export(Scores(), first, dynamic_shapes=tuple(shapes))
+    program = torch.export.export(Module(li.maxsim), first, dynamic_shapes=tuple(shapes))
     torch.export.save(program, tmp_path / "scores.pt2")
     loaded = torch.export.load(tmp_path / "scores.pt2").module()
     for q, d in others:
