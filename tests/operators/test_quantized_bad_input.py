@@ -242,4 +242,5 @@ def test_what_codes_do_not_go_with(functions, wrong, error, words):
     # A search of packed codes refuses queries as one of a corpus does.
     for documents in (D,) if "Q" in wrong else (D, D.pack()):
         for function in functions:
+            function(X, documents)
             refused(error, words, function, **({"Q": X, "D": documents} | wrong))

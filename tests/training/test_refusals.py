@@ -116,7 +116,8 @@ OF_DISTILLATION = [
     (TypeError, "candidate_mask must be a dense bool", {"candidate_mask": torch.ones(4, 6)}),
     (ValueError, r"candidate_mask must be \[B, K\] = \[4, 6\], got",
      {"candidate_mask": torch.ones(4, 6, 7).bool()}),
-    (ValueError, "as many documents for each of the 4 queries, got 23", {"D": [*OWN.flatten(0, 1)[:23]]}),
+    (ValueError, "as many documents for each of the 4 queries, got 23",
+     {"D": li.Tokens(OWN.flatten(0, 1))[:23]}),
     (ValueError, "with the B of Q", {"D": OWN[:3]}),
     (ValueError, "Q must be .* d of at least 1", {"Q": Q[..., :0], "D": OWN[..., :0]}),
     *((ValueError, r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]", bad) for bad in (
