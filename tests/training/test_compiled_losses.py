@@ -99,11 +99,14 @@ def test_numbers_that_are_learned(name, device):
     compare(loss, (*leaves, *module.parameters()))
 
 
-@pytest.mark.parametrize("options", [{"tail": 0.1}, {"kept_bytes": 0}, {"symmetric": True}])
-def test_options_of_the_contrastive_loss(options):
-    loss = partial(li.losses.contrastive, label_smoothing=0.0, **options)
-    leaves = leaf(6, 4, 8), leaf(6, 7, 8)
-    compare(loss, leaves)
+@pytest.mark.parametrize(("name", "options"), [
+    *(("contrastive", {"label_smoothing": 0.0, **x}) for x in (
+        {"tail": 0.1}, {"kept_bytes": 0}, {"symmetric": True},
+    )),
+    ("recall", {"k": range(1, 4)}),
+])  # fmt: skip
+def test_options(name, options):
+    compare(partial(BATCH[name], **options), (leaf(6, 4, 8), leaf(6, 7, 8)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -248,8 +251,3 @@ def test_numbers_keep_the_precision_of_float64_tokens(name):
     options = {"temperature": 0.3} | ({"bias": -0.1} if name == "sigmoid" else {})
     loss = partial(BATCH[name], **options)
     compare(loss, (Q, D), tolerance=1e-14)
-
-
-def test_ranks_as_a_range():
-    loss = partial(li.losses.recall, k=range(1, 4))
-    compare(loss, (leaf(4, 3, 8), leaf(5, 6, 8)))

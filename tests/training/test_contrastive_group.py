@@ -96,6 +96,7 @@ def test_winners_that_stay(world, kind):
     (3, "gradients", {"kind": "half", "gathers": True, "scale_by_world": True}),
     (3, "gradients", {"symmetric": True, "own_group": True}),
     *((2, "losses", {"of": of}) for of in ("pairwise", "sigmoid", "recall")),
+    (3, "tests.training.test_contrastive_shards.by_shards", {"kind": "ones bf16"}),
 ], ids=str)  # fmt: skip
 def test_the_same_bits_on_every_run(world, name, options):
     for (loss, grads), (again, grads_again) in succeeded(on_ranks(world, name, runs=2, **options)):

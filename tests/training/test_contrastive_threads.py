@@ -182,6 +182,8 @@ OF_RANKS = [
     (li.losses.contrastive, "dtype", (ONES, ONES.double()), "float32 on rank 0, float64 on rank 1"),
     (li.losses.contrastive, "form of documents", (ONES, li.Tokens(ONES).pack()),
      "padded on rank 0, packed on rank 1"),
+    ((li.losses.sigmoid, li.losses.pairwise), "loss", (ONES, ONES),
+     "losses.sigmoid on rank 0, losses.pairwise on rank 1"),
 ]  # fmt: skip
 
 
@@ -189,24 +191,17 @@ OF_RANKS = [
 def test_what_ranks_differ_in(on_threads, function, what, values, shown):
     """Every one of them says what it is, and who has what."""
 
+    functions = function if isinstance(function, tuple) else (function, function)
+
     def work(rank, group):
-        if what in ("d", "dtype", "form of documents"):
-            return function(values[rank], values[rank], temperature=T, group=group)
+        if what in ("d", "dtype", "form of documents", "loss"):
+            return functions[rank](values[rank], values[rank], temperature=T, group=group)
         return function(ONES, ONES, **{"temperature": T, "group": group, what: values[rank]})
 
-    name = getattr(function, "func", function).__name__
-    message = f"losses.{name}: every rank of the group must have the same {what}, got {shown}"
-    assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
-
-
-def test_ranks_that_call_two_losses(on_threads):
-    functions = li.losses.sigmoid, li.losses.pairwise
-    found = on_threads(2, lambda rank, group: functions[rank](ONES, ONES, temperature=T, group=group))
-    for error, function in zip(found, functions, strict=True):
-        assert isinstance(error, ValueError) and str(error) == (
-            f"losses.{function.__name__}: every rank of the group must have the same loss,"
-            " got losses.sigmoid on rank 0, losses.pairwise on rank 1"
-        )
+    said = f"every rank of the group must have the same {what}, got {shown}"
+    names = [getattr(f, "func", f).__name__ for f in functions]
+    wanted = [(ValueError, f"losses.{name}: {said}") for name in names]
+    assert [(type(x), str(x)) for x in on_threads(2, work)] == wanted
 
 
 @pytest.mark.parametrize(("function", "option"), [
