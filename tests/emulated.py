@@ -31,7 +31,6 @@ EXCLUDED = {
     "tests/docs/test_examples.py": "trains",
     "tests/training/test_contrastive_faults.py": "waits for timeouts",
     "tests/training/test_contrastive_frameworks.py": "starts processes, slower than their timeouts allow",
-    "tests/training/test_contrastive_gather.py": "starts processes, slower than their timeouts allow",
     "tests/training/test_contrastive_group.py": "starts processes, slower than their timeouts allow",
     "tests/maxsim/test_compiled.py::test_inductor_adds_one_call_each_way": "needs a C++ compiler there",
 }

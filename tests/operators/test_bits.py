@@ -10,9 +10,8 @@ import late_interaction as li
 from late_interaction import Codes, codecs
 from late_interaction.reference import maxsim_asymmetric_reference, maxsim_hamming_reference
 from tests.support import coded, ref
-from tests.support.cases import mask
+from tests.support.cases import begun, mask
 from tests.support.coded import BITS, FOUR, INT8, decoded, encoded, scored
-from tests.support.isas import ISAS
 
 OPS = torch.ops.late_interaction
 DIMS = [8, 24, 40, 64, 96, 128, 160, 320, 1, 13]
@@ -41,7 +40,7 @@ def laid(x, form):
             ..., 1:-1, 3:-2
         ]
     if form == "offset":
-        return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+        return begun(x)
     return x[:1].expand(x.shape) if form == "expanded" and x.shape[0] else x
 
 
@@ -58,7 +57,7 @@ def values(codes, nbits, d):
 
 
 def draw(case, device):
-    """(Q, D) bits, (Q, D) int8 and 4-bit and 1-bit codes, scales and masks of a case."""
+    """Shapes of the tokens of a case, d, how they lie in memory, and masks."""
     layout, (Nq, N), Lq, Ld, d, form, masks = case
     documents = (N, Ld) if layout == "in-batch" else (Nq, N, Ld)
     q_mask, d_mask = mask((Nq, Lq), device, masks), mask(documents, device, masks)
@@ -127,25 +126,11 @@ def test_asymmetric(nbits, device):
         ref.assert_close(reference, expected, 1e-6)
 
 
-@pytest.fixture
-def instruction_sets():
-    """Those that this CPU and build have."""
-    yield [name for name in ISAS if _forced(name)]
-    OPS.cpu_isa("")
-
-
-def _forced(name):
-    try:
-        return OPS.cpu_isa(name) == name
-    except RuntimeError:
-        return False
-
-
 # 1000 bits and more overflow what a byte counts.
 @pytest.mark.parametrize(
     "d, form", list(zip([*DIMS, 1000, 2056, 128, 128, 64], itertools.cycle(FORMS), strict=False))
 )
-def test_every_instruction_set_gives_the_same_bits(instruction_sets, d, form):
+def test_every_instruction_set_gives_the_same_bits(isa, d, form):
     """Integers below 2^24, which have no order of summation to differ by. Tiles are 384 tokens."""
     one, shapes = torch.ones(()), [(5, 385), (16, 1), (17, 11), (33, 24)]
     for Lq, Ld in shapes if d < 1000 else shapes[2:3]:
@@ -153,29 +138,19 @@ def test_every_instruction_set_gives_the_same_bits(instruction_sets, d, form):
         codes = laid(int8_codes((3, Lq, d), "cpu"), form)
         nibbles = packed((4, Ld), d, 4, "cpu", form)
         masks = (mask((3, Lq), "cpu", "holes"), None if Ld == 24 else mask((4, Ld), "cpu", "holes"))
-        expected = (
-            ref.maxsim(values(Q, 1, d), values(D, 1, d), *masks)[0],
-            ref.maxsim(codes, values(D, 1, d), *masks)[0],
-            ref.maxsim(codes, values(nibbles, 4, d), *masks)[0],
-        )
-        for name in instruction_sets:
-            OPS.cpu_isa(name)
-            found = (
-                OPS.maxsim_hamming(Q, D, d, *masks),
-                OPS.maxsim_asymmetric(codes, D, one, one, *masks, 1),
-                OPS.maxsim_asymmetric(codes, nibbles, one, one, *masks, 4),
-            )
-            for scores, wanted in zip(found, expected, strict=True):
-                assert torch.equal(scores.double(), wanted), name
+        for scores, q, x in (
+            (OPS.maxsim_hamming(Q, D, d, *masks), values(Q, 1, d), values(D, 1, d)),
+            (OPS.maxsim_asymmetric(codes, D, one, one, *masks, 1), codes, values(D, 1, d)),
+            (OPS.maxsim_asymmetric(codes, nibbles, one, one, *masks, 4), codes, values(nibbles, 4, d)),
+        ):
+            assert torch.equal(scores.double(), ref.maxsim(q, x, *masks)[0])
 
 
 @pytest.mark.parametrize("d", [248, 256, 992, 1000, 1024, 2056])
-def test_codes_that_differ_in_every_bit(instruction_sets, d):
+def test_codes_that_differ_in_every_bit(isa, d):
     """A byte counts at most 255 of them."""
     Q, D = torch.full((2, 17, d // 8), 255, dtype=torch.uint8), torch.zeros(3, 5, d // 8, dtype=torch.uint8)
-    for name in instruction_sets:
-        OPS.cpu_isa(name)
-        assert (OPS.maxsim_hamming(Q, D, d, None, None) == -17 * d).all(), name
+    assert (OPS.maxsim_hamming(Q, D, d, None, None) == -17 * d).all()
 
 
 def test_a_pair_cut_among_threads():
@@ -256,14 +231,8 @@ def test_a_dim_less_for_one_query(device):
         assert torch.equal(li.maxsim(Q, codec.encode(D[0])), li.maxsim(Q, codes)[:, :1])
 
 
-def test_queries_are_int8_or_bits(device):
-    Q, D = torch.randn(3, 5, 24, device=device), packed((4, 7), 24, 4, device)
-    codes, scale = encoded(INT8, Q)
-    t = torch.rand(4, 7, device=device)
-    expected = maxsim_asymmetric_reference(codes, D, scale, t, nbits=4)
-    scores = scored(FOUR, Q, D, t)
-    ref.assert_close(scores, expected.double(), 2e-3)
-    assert torch.equal(li.maxsim(INT8.encode(Q), Codes(FOUR, D, t)), scores)
+def test_queries_of_bits(device):
+    Q = torch.randn(3, 5, 24, device=device)
     signs = BITS.encode(torch.randn(4, 7, 24, device=device))
     alone = Codes(codecs.Bits(scales=False), signs.values)
     rough = OPS.maxsim_hamming(BITS.encode(Q).values, signs.values, 24, None, None)

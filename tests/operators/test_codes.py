@@ -162,33 +162,6 @@ def test_precision_of_residual_codes():
     torch.testing.assert_close(highest, medium, rtol=0.02, atol=0.5)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"d_mask": torch.ones(2, 3)}, ValueError, "d_mask must be None where D is Codes"),
-        ({"winners": "save"}, ValueError, "winners must be None where D is Codes, got 'save'"),
-        ({"q_weights": torch.ones(1, 2)}, ValueError, "q_weights must be None where D is Codes"),
-        ({"precision": "high"}, ValueError, r"precision must be None for Int8\(\), got 'high'"),
-        ({"precision": "hgih"}, ValueError, "precision must be one of"),
-        ({"normalize": True}, ValueError, r"normalize must be False for Int8\(\)"),
-        ({"normalize": 1}, TypeError, "normalize must be True or False"),
-        ({"Q": torch.ones(1, 2, 5)}, ValueError, "Q and D must share an embedding dim d, got 5 and 4"),
-        ({"Q": torch.ones(2)}, ValueError, r"Q must be \[Nq, Lq, d\] or \[Lq, d\], got \[2\]"),
-        ({"Q": torch.ones(1, 2, 4, device="meta")}, ValueError, "D must be on the device of Q, meta"),
-        ({"Q": [1]}, TypeError, "Q must be a torch.Tensor"),
-        ({"Q": codecs.Fp8().encode(torch.ones(2, 4))}, ValueError, r"Q must be of Int8\(\), got"),
-        ({"Q": codecs.Int8().encode(torch.ones(2, 4)), "q_mask": torch.ones(1, 2)}, ValueError, "q_mask"),
-        ({"D": codecs.Bits(4).encode(torch.ones(2, 4)), "Q": codecs.Bits(1).encode(torch.ones(2, 4))},
-         ValueError, r"Q must be embeddings or codes of Int8\(\) for D of Bits\(4\)"),
-        ({"D": torch.ones(2, 4), "Q": codecs.Int8().encode(torch.ones(2, 4))}, TypeError, "got Codes"),
-    ],
-)  # fmt: skip
-def test_what_codes_do_not_go_with(options, error, words):
-    good = {"Q": torch.ones(1, 2, 4), "D": codecs.Int8().encode(torch.ones(2, 3, 4))}
-    with pytest.raises(error, match=words):
-        li.maxsim(**good | options)
-
-
 def test_pairs_of_residual_codes_have_no_kernel():
     codes = CODECS["residual"].encode(torch.ones(2, 3, D_MODEL))
     with pytest.raises(ValueError, match="maxsim_pairs has no kernel for D of Residual"):

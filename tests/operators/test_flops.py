@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -64,45 +65,45 @@ def test_formulas_take_the_arguments_of_their_operators(name):
         assert isinstance(count, int) and count > 0
 
 
-@pytest.mark.parametrize("which", ["both", "Q", "D"])
-def test_in_batch(which):
-    Q, D = torch.randn(Nq, Lq, d), torch.randn(Nd, Ld, d)
-    assert flops(li.maxsim, Q, D) == IN_BATCH
-    for name, x in (("Q", Q), ("D", D)):
-        x.requires_grad_(which in ("both", name))
-    assert flops(li.maxsim, Q, D) == (IN_BATCH, GATHERED * (1 + (which == "both")))
+Q, D, OWN, PAIRED = leaf(Nq, Lq, d), leaf(Nd, Ld, d), leaf(Nq, K, Ld, d), leaf(Nq, Ld, d)
+LISTS = [leaf(n, d) for n in (3, 5)], [leaf(n, d) for n in (2, 7, 4)]
+OFFSETS, LISTED = (torch.tensor([0, 3, 8]), torch.tensor([0, 2, 9, 13])), torch.tensor([[1, 0, 1], [1, 2, 0]])
+OF_LISTED = [(5, 7), (3, 4), (5, 2)]  # lengths
+PAIRS = 2 * Nq * Lq * Ld * d
+PROJECTED = 2 * Nd * Ld * d_model * d
+COUNTS = [
+    (li.maxsim, (Q.detach(), D.detach()), IN_BATCH),
+    (li.maxsim, (Q, D), (IN_BATCH, 2 * GATHERED)),
+    (li.maxsim, (Q, D.detach()), (IN_BATCH, GATHERED)),
+    (li.maxsim, (Q.detach(), D), (IN_BATCH, GATHERED)),
+    (li.maxsim, (Q[0], D), (IN_BATCH // Nq, 2 * GATHERED // Nq)),
+    *((partial(li.maxsim, **options), (Q, D), (IN_BATCH, 2 * GATHERED)) for options in (
+        {"normalize": True, "backward": "unified"}, {"q_weights": torch.rand(Nq, Lq)}, {"mean": True},
+    )),
+    (partial(li.maxsim, winners="recompute"), (Q, D), (IN_BATCH, IN_BATCH + 2 * GATHERED)),
+    (li.maxsim, (Q, OWN), (K * PAIRS, K * 2 * 2 * Nq * Lq * d)),
+    (li.maxsim, LISTS, (2 * 8 * 13 * d, 2 * 2 * 8 * 3 * d)),
+    (li.maxsim_pairs, (Q, PAIRED), (PAIRS, 2 * 2 * Nq * Lq * d)),
+    (li.maxsim_pairs, (LISTS[0], LISTS[1][:2]), (2 * (3 * 2 + 5 * 7) * d, 2 * 2 * (3 + 5) * d)),
+    (score_pairs_packed, (leaf(8, d), leaf(13, d), *OFFSETS, *LISTED),
+     (2 * d * sum(q * x for q, x in OF_LISTED), 2 * 2 * d * sum(q for q, _ in OF_LISTED))),
+    (li.smooth_maxsim, (Q, D), (IN_BATCH, 3 * IN_BATCH)),
+    (li.smooth_maxsim_pairs, (Q, PAIRED), (PAIRS, 3 * PAIRS)),
+    (li.xtr_scores, (Q, D, 9), (IN_BATCH, 2 * GATHERED)),
+    (li.losses.contrastive, (Q, D), (IN_BATCH, 2 * GATHERED)),
+    (partial(li.losses.contrastive, kept_bytes=0), (Q, D), (IN_BATCH, IN_BATCH + 2 * GATHERED)),
+    (maxsim_from_hidden, (Q, leaf(Nd, Ld, d_model), leaf(d, d_model)),
+     (PROJECTED + IN_BATCH, 3 * PROJECTED + 2 * GATHERED)),  # again, and gradients of H and W
+    *((li.maxsim, (Q.detach(), codec.encode(D.detach())), IN_BATCH) for codec in (
+        li.codecs.Bits(1), li.codecs.Bits(4), li.codecs.Int8(),
+    )),
+    (lambda *args: li.search(*args).scores, (Q.detach()[0], D.detach(), 2), IN_BATCH // Nq),
+]  # fmt: skip
 
 
-def test_options_of_maxsim():
-    Q, D = leaf(Nq, Lq, d), leaf(Nd, Ld, d)
-    weights = torch.rand(Nq, Lq)
-    for options in ({"normalize": True, "backward": "unified"}, {"q_weights": weights}, {"mean": True}):
-        assert flops(lambda o=options: li.maxsim(Q, D, **o)) == (IN_BATCH, 2 * GATHERED)
-    assert flops(lambda: li.maxsim(Q, D, winners="recompute")) == (IN_BATCH, IN_BATCH + 2 * GATHERED)
-    assert flops(lambda: li.maxsim(Q[0], D)) == (IN_BATCH // Nq, 2 * GATHERED // Nq)
-
-
-def test_own_documents_and_pairs():
-    Q = leaf(Nq, Lq, d)
-    own = 2 * Nq * K * Lq * Ld * d, 2 * 2 * Nq * K * Lq * d
-    assert flops(li.maxsim, Q, leaf(Nq, K, Ld, d)) == own
-    pairs = 2 * Nq * Lq * Ld * d, 2 * 2 * Nq * Lq * d
-    assert flops(li.maxsim_pairs, Q, leaf(Nq, Ld, d)) == pairs
-    assert flops(li.smooth_maxsim_pairs, Q, leaf(Nq, Ld, d)) == (pairs[0], 3 * pairs[0])
-
-
-def test_packed():
-    Q, D = [leaf(n, d) for n in (3, 5)], [leaf(n, d) for n in (2, 7, 4)]
-    assert flops(li.maxsim, Q, D) == (2 * 8 * 13 * d, 2 * 2 * 8 * 3 * d)
-    assert flops(li.maxsim_pairs, Q, D[:2]) == (2 * (3 * 2 + 5 * 7) * d, 2 * 2 * (3 + 5) * d)
-
-
-def test_listed_pairs_count_their_lengths():
-    cu_q, cu_d = torch.tensor([0, 3, 8]), torch.tensor([0, 2, 9, 13])
-    pairs = torch.tensor([1, 0, 1]), torch.tensor([1, 2, 0])
-    lengths = [(5, 7), (3, 4), (5, 2)]
-    expected = 2 * d * sum(q * x for q, x in lengths), 2 * 2 * d * sum(q for q, _ in lengths)
-    assert flops(score_pairs_packed, leaf(8, d), leaf(13, d), cu_q, cu_d, *pairs) == expected
+@pytest.mark.parametrize(("function", "args", "expected"), COUNTS)
+def test_what_calls_count(function, args, expected):
+    assert flops(function, *args) == expected
 
 
 def test_listed_pairs_without_values_count_average_lengths():
@@ -111,34 +112,6 @@ def test_listed_pairs_without_values_count_average_lengths():
         offsets, pairs = ((torch.zeros(n, dtype=torch.int32) for n in sizes) for sizes in ((3, 4), (5, 5)))
         operator = torch.ops.late_interaction.maxsim_pairs_packed
         assert flops(operator, Q, D, *offsets, *pairs) == 2 * 5 * 4 * 4 * d
-
-
-@pytest.mark.parametrize("kept_bytes, again", [(None, 0), (0, IN_BATCH)])
-def test_contrastive_loss(kept_bytes, again):
-    def loss(Q, D):
-        return li.losses.contrastive(Q, D, kept_bytes=kept_bytes)
-
-    assert flops(loss, leaf(Nq, Lq, d), leaf(Nd, Ld, d)) == (IN_BATCH, again + 2 * GATHERED)
-
-
-def test_other_scores():
-    Q, D = leaf(Nq, Lq, d), leaf(Nd, Ld, d)
-    assert flops(li.xtr_scores, Q, D, 9) == (IN_BATCH, 2 * GATHERED)
-    assert flops(li.smooth_maxsim, Q, D) == (IN_BATCH, 3 * IN_BATCH)
-    projected = 2 * Nd * Ld * d_model * d
-    expected = projected + IN_BATCH, 3 * projected + 2 * GATHERED  # again, and gradients of H and W
-    assert flops(maxsim_from_hidden, Q, leaf(Nd, Ld, d_model), leaf(d, d_model)) == expected
-
-
-@pytest.mark.parametrize("bits", [1, 4, 8])
-def test_codes_count_as_their_values(bits):
-    codec = li.codecs.Int8() if bits == 8 else li.codecs.Bits(bits)
-    Q, D = torch.randn(Nq, Lq, d), torch.randn(Nd, Ld, d)
-    assert flops(li.maxsim, Q, codec.encode(D)) == IN_BATCH
-
-
-def test_a_search():
-    assert flops(lambda: li.search(torch.randn(Lq, d), torch.randn(Nd, Ld, d), 2).scores) == IN_BATCH // Nq
 
 
 @pytest.mark.parametrize("first", ["late_interaction", "torch.utils.flop_counter"])

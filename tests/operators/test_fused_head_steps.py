@@ -13,6 +13,7 @@ from late_interaction.ops.from_hidden.chunking import Gpu
 from late_interaction.ops.winners import widen
 from tests.operators.test_fused_head import TOLERANCE, expected_gradients, inputs, projected
 from tests.support import ref
+from tests.support.cases import begun
 
 OPS = torch.ops.late_interaction
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -69,14 +70,9 @@ def test_chunks_fill_whole_waves_of_a_gpu(monkeypatch, d_model):
     assert "chunk      132 of 1320 documents in the forward" in said
 
 
-def at(x, elements):
-    """x, so many elements behind the beginning of its memory."""
-    return torch.cat((x.new_zeros(elements), x.flatten()))[elements:].view(x.shape)
-
-
 # How hidden states lie: at addresses and strides that a kernel reads in place, and that are copied.
 LAID = {
-    "at 8 bytes": lambda H: at(H, 4),
+    "at 8 bytes": lambda H: begun(H, 4),
     "rows apart": lambda H: torch.nn.functional.pad(H, (0, 8))[..., :24],
     "rows apart by no whole vector": lambda H: torch.nn.functional.pad(H, (0, 4))[..., :24],
     "documents apart": lambda H: torch.nn.functional.pad(H, (0, 0, 0, 2))[:, :7],

@@ -55,29 +55,24 @@ class Call:
     def nbits(self):
         return 4 if self.kind == "4 bits" else 1
 
-    def scores(self, q_mask, cu_seqlens_d):
+    def call(self, D, scale_d, q_mask, extents, packed=""):
         if self.kind == "signs":
-            return OPS.maxsim_hamming_packed(self.Q, self.D, self.d, q_mask, cu_seqlens_d)
-        args = self.Q, self.D, self.scale_q, self.scale_d, q_mask, cu_seqlens_d
+            return getattr(OPS, f"maxsim_hamming{packed}")(self.Q, D, self.d, q_mask, extents)
+        args = self.Q, D, self.scale_q, scale_d, q_mask, extents
         if isinstance(self.kind, torch.dtype):
-            return OPS.maxsim_quantized_packed(*args)
-        return OPS.maxsim_asymmetric_packed(*args, self.nbits)
+            return getattr(OPS, f"maxsim_quantized{packed}")(*args)
+        return getattr(OPS, f"maxsim_asymmetric{packed}")(*args, self.nbits)
+
+    def scores(self, q_mask, cu_seqlens_d):
+        return self.call(self.D, self.scale_d, q_mask, cu_seqlens_d, "_packed")
 
     def padded_scores(self, q_mask, cu_seqlens_d):
         """Scores of the padded operator, document by document."""
-        found = [self.Q.new_empty((self.Q.shape[0], 0), dtype=torch.float32)]
+        found, scale = [self.Q.new_empty((self.Q.shape[0], 0), dtype=torch.float32)], self.scale_d
         for begin, end in itertools.pairwise(cu_seqlens_d.tolist()):
-            D, d_mask = (
-                self.D[begin:end][None],
-                torch.ones(1, end - begin, dtype=torch.bool, device=self.Q.device),
-            )
-            if self.kind == "signs":
-                found.append(OPS.maxsim_hamming(self.Q, D, self.d, q_mask, d_mask))
-                continue
-            scale = self.scale_d if self.scale_d.dim() == 0 else self.scale_d[begin:end][None]
-            args = self.Q, D, self.scale_q, scale, q_mask, d_mask
-            packed = () if isinstance(self.kind, torch.dtype) else (self.nbits,)
-            found.append((OPS.maxsim_asymmetric if packed else OPS.maxsim_quantized)(*args, *packed))
+            own = scale[None, begin:end] if scale is not None and scale.dim() else scale
+            d_mask = torch.ones(1, end - begin, dtype=torch.bool, device=self.Q.device)
+            found.append(self.call(self.D[None, begin:end], own, q_mask, d_mask))
         return torch.cat(found, 1)
 
     def expected(self, q_mask, cu_seqlens_d):
@@ -89,10 +84,7 @@ class Call:
             x = values(self.D, self.nbits, self.d)
         if self.kind != "signs":
             q, x = ref.dequantized(q, self.scale_q), ref.dequantized(x, self.scale_d)
-        found = [q.new_empty((q.shape[0], 0))]
-        for begin, end in itertools.pairwise(cu_seqlens_d.tolist()):
-            found.append(ref.maxsim(q, x[None, begin:end], q_mask)[0])
-        return torch.cat(found, 1)
+        return ref.maxsim_of_packed(q, x, cu_seqlens_d, q_mask)
 
     def check(self, q_mask, cu_seqlens_d):
         found, device = self.scores(q_mask, cu_seqlens_d), self.Q.device.type

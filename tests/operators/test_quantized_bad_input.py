@@ -40,12 +40,7 @@ TOKENS = {
     "d": (fp8, {"D": Y[..., :7].to(E4M3)}, ValueError, ["Q and D", "[3, 5, 8]", "[4, 7, 7]"]),
     "rank": (fp8, {"Q": X[None].to(E4M3)}, ValueError, ["Q must be [Nq, Lq, d]", "[1, 3, 5, 8]"]),
     "another Nq": (fp8, {"D": KD[:2].to(E4M3)}, ValueError, ["Nq", "[3, 5, 8]", "[2, 2, 7, 8]"]),
-    "a gradient": (
-        fp8,
-        {"Q": X.to(E4M3).requires_grad_()},
-        ValueError,
-        ["Q must not require", "no_grad"],
-    ),
+    "a gradient": (fp8, {"Q": X.to(E4M3).requires_grad_()}, ValueError, ["Q must not require", "no_grad"]),
     "mask": (fp8, {"d_mask": boolean(4, 6)}, ValueError, ["d_mask", "[4, 7]", "[4, 6]"]),
     "mask of floats": (INT8, {"q_mask": S}, TypeError, ["q_mask", "bool", "float32"]),
     "scale is a number": (fp8, {"scale_Q": 0.5}, TypeError, ["scale_Q must be a torch.Tensor", "float"]),
@@ -151,40 +146,48 @@ def test_what_is_converted_back(function, at, bad, error):
 BYTES = torch.zeros(3, 5, 4, dtype=torch.uint8)
 OFFSETS = torch.tensor([0, 2, 15])
 FLAT = {"values": X.to(INT8).flatten(0, 1), "offsets": OFFSETS, "scales": S.flatten()}
+RESIDUAL = codecs.Residual(
+    torch.eye(4), torch.tensor([-0.1, 0.0, 0.1]), torch.tensor([-0.2, -0.05, 0.05, 0.2])
+)
+EYE = RESIDUAL.encode(torch.eye(4))
+ROWS, COARSE = EYE.values, EYE.centroids
+STORED = {"codec": RESIDUAL, "values": ROWS, "scales": None, "centroids": COARSE}
 # A codec, what replaces its good values and scales, the exception, and words that its message must hold.
-BAD_CODES = {
-    "no codec": ({"codec": "int8"}, TypeError, ["codec must be one of late_interaction.codecs", "int8"]),
-    "a class": ({"codec": codecs.Int8}, TypeError, ["codec must be one of late_interaction.codecs"]),
-    "floats": ({"values": X}, TypeError, ["values must be int8", "float32"]),
-    "a list": ({"values": [1]}, TypeError, ["values must be a torch.Tensor"]),
-    "sparse": ({"values": X.to(INT8).to_sparse()}, TypeError, ["values must be a dense"]),
-    "packed": ({"values": X[0].to(INT8), "scales": S[0]}, ValueError, ["values must be [N, L, w]", "[5, 8]"]),
-    "no dims": ({"values": X[..., :0].to(INT8)}, ValueError, ["w of at least 1"]),
-    "no scales": ({"scales": None}, TypeError, ["scales must be a torch.Tensor for Int8()", "NoneType"]),
-    "integer scales": ({"scales": S.int()}, TypeError, ["scales must be a dense float32", "int32"]),
-    "other scales": ({"scales": S[:, :4]}, ValueError, ["scales must be [3, 5]", "[3, 4]"]),
-    "one scale": ({"scales": ONE}, ValueError, ["scales must be [3, 5]", "[]"]),
-    "elsewhere": ({"scales": S.to("meta")}, ValueError, ["scales must be on the device of values", "meta"]),
-    "centroids": ({"centroids": S.int()}, ValueError, ["centroids must be None for Int8()"]),
-    "mask": ({"mask": boolean(3, 4)}, ValueError, ["mask must be [3, 5]", "[3, 4]"]),
-    "d": ({"d": 7}, ValueError, ["values must have 7 elements a token", "[3, 5, 8]"]),
-    "d of a kind": ({"d": 8.0}, TypeError, ["d must be an int"]),
-    "bytes": (
-        {"codec": codecs.Bits(4), "values": BYTES, "d": 9},
-        ValueError,
-        ["5 elements", "d = 9"],
-    ),
-    "signs": ({"codec": codecs.Bits(scales=False), "values": BYTES}, ValueError, ["scales must be None"]),
-    "offsets": (FLAT | {"offsets": OFFSETS + 1}, ValueError, ["offsets", "within [0, 15]"]),
-    "offsets that end": (FLAT | {"offsets": OFFSETS[:2]}, ValueError, ["offsets must begin with 0 and end"]),
-    "padded": (FLAT | {"values": X.to(INT8), "scales": S}, ValueError, ["values must be [tokens, w]"]),
-    "too short": (FLAT | {"max_length": 3}, ValueError, ["max_length must be at least 13"]),
-}
+BAD_CODES = [
+    ({"codec": "int8"}, TypeError, ["codec must be one of late_interaction.codecs", "int8"]),
+    ({"codec": codecs.Int8}, TypeError, ["codec must be one of late_interaction.codecs"]),
+    ({"values": X}, TypeError, ["values must be int8", "float32"]),
+    ({"values": [1]}, TypeError, ["values must be a torch.Tensor"]),
+    ({"values": X.to(INT8).to_sparse()}, TypeError, ["values must be a dense"]),
+    ({"values": X[0].to(INT8), "scales": S[0]}, ValueError, ["values must be [N, L, w]", "[5, 8]"]),
+    ({"values": X[..., :0].to(INT8)}, ValueError, ["w of at least 1"]),
+    ({"scales": None}, TypeError, ["scales must be a torch.Tensor for Int8()", "NoneType"]),
+    ({"scales": S.int()}, TypeError, ["scales must be a dense float32", "int32"]),
+    ({"scales": S[:, :4]}, ValueError, ["scales must be [3, 5]", "[3, 4]"]),
+    ({"scales": ONE}, ValueError, ["scales must be [3, 5]", "[]"]),
+    ({"scales": S.to("meta")}, ValueError, ["scales must be on the device of values", "meta"]),
+    ({"centroids": S.int()}, ValueError, ["centroids must be None for Int8()"]),
+    ({"mask": boolean(3, 4)}, ValueError, ["mask must be [3, 5]", "[3, 4]"]),
+    ({"d": 7}, ValueError, ["values must have 7 elements a token", "[3, 5, 8]"]),
+    ({"d": 8.0}, TypeError, ["d must be an int"]),
+    ({"codec": codecs.Bits(4), "values": BYTES, "d": 9}, ValueError, ["5 elements", "d = 9"]),
+    ({"codec": codecs.Bits(scales=False), "values": BYTES}, ValueError, ["scales must be None"]),
+    (FLAT | {"offsets": OFFSETS + 1}, ValueError, ["offsets", "within [0, 15]"]),
+    (FLAT | {"offsets": OFFSETS[:2]}, ValueError, ["offsets must begin with 0 and end"]),
+    (FLAT | {"values": X.to(INT8), "scales": S}, ValueError, ["values must be [tokens, w]"]),
+    (STORED | {"centroids": COARSE.float()}, TypeError, ["centroids must be a dense tensor of int"]),
+    (STORED | {"centroids": COARSE[:, :2]}, ValueError, ["centroids must be [1, 4], one a token"]),
+    (STORED | {"centroids": COARSE + 1}, ValueError, ["centroids must all be >= 0 and < 4"]),
+    (STORED | {"centroids": COARSE - 1}, ValueError, ["centroids must all be >= 0 and < 4"]),
+    (STORED | {"centroids": None}, TypeError, ["centroids must be a torch.Tensor"]),
+    (STORED | {"scales": COARSE.float()}, ValueError, ["scales must be None for Residual"]),
+    (STORED | {"values": ROWS.repeat(1, 1, 2)}, ValueError, ["values must have 1 elements a token"]),
+    (FLAT | {"max_length": 3}, ValueError, ["max_length must be at least 13"]),
+]
 
 
-@pytest.mark.parametrize("bad", BAD_CODES)
-def test_codes(bad):
-    wrong, error, words = BAD_CODES[bad]
+@pytest.mark.parametrize(("wrong", "error", "words"), BAD_CODES)
+def test_codes(wrong, error, words):
     make = Codes.packed if "offsets" in wrong else Codes
     refused(error, words, make, **({"codec": codecs.Int8(), "values": X.to(INT8), "scales": S} | wrong))
 
@@ -202,32 +205,42 @@ def test_bits_of_another_kind(options, error, words):
         codecs.Bits(**options)
 
 
-# What replaces good arguments of a search of codes, the exception, and words that its message must hold.
 FP8 = codecs.Fp8()
-SEARCH = {
-    "documents of embeddings": ({"D": Y}, TypeError, ["Q must be a torch.Tensor", "Codes"]),
-    "queries of int8": ({"Q": codecs.Int8().encode(X)}, ValueError, ["Q must be of Fp8", "Int8()"]),
-    "queries of another d": ({"Q": X[..., :4]}, ValueError, ["share an embedding dim d, got 4 and 8"]),
-    "queries of no tokens": ({"Q": X.int()}, TypeError, ["Q must be bfloat16", "int32"]),
-    "4-D queries": ({"Q": X[None]}, ValueError, ["Q must be [Nq, Lq, d] or [Lq, d]", "[1, 3, 5, 8]"]),
-    "documents of each query": ({"D": FP8.encode(KD)}, ValueError, ["D must be Codes [N, L, w]", "[3, 2, 7"]),
-    "normalize": ({"normalize": True}, ValueError, ["normalize must be False for Fp8"]),
-    "precision": ({"precision": "high"}, ValueError, ["precision must be None for Fp8", "high"]),
-    "queries elsewhere": ({"Q": X.to("meta")}, ValueError, ["Q and D must be on the same device", "meta"]),
-    "a mask of queries": ({"q_mask": X[:, :, 0] > 0}, ValueError, ["q_mask must be None where Q is Codes"]),
-    "a mask of documents": ({"d_mask": Y[:, :, 0] > 0}, ValueError, ["d_mask must be None where D is Codes"]),
-    "coarse": ({"coarse": FP8}, ValueError, ["coarse must be None for Codes"]),
-    "candidates": ({"candidates": 20}, ValueError, ["candidates must be None for Codes, got 20"]),
-}
+BOTH, SCORES, SEARCH = (li.maxsim, li.search), (li.maxsim,), (li.search,)
+Q8, TWO = codecs.Int8().encode(X), torch.ones(2, 4)
+# Functions of embeddings and documents of Fp8, what replaces their good arguments, the exception, and words.
+OF_CODES = [
+    (BOTH, {"Q": [1]}, TypeError, ["Q must be a torch.Tensor"]),
+    (BOTH, {"Q": X.int()}, TypeError, ["Q must be bfloat16", "int32"]),
+    (BOTH, {"Q": X[..., :4]}, ValueError, ["Q and D must share an embedding dim d, got 4 and 8"]),
+    (BOTH, {"Q": X[0, 0]}, ValueError, ["Q must be [Nq, Lq, d] or [Lq, d]", "[8]"]),
+    (BOTH, {"Q": X[None]}, ValueError, ["Q must be [Nq, Lq, d] or [Lq, d]", "[1, 3, 5, 8]"]),
+    (BOTH, {"Q": Q8}, ValueError, ["Q must be of Fp8", "Int8()"]),
+    (BOTH, {"Q": Q8, "D": Y}, TypeError, ["Q must be a torch.Tensor", "got Codes"]),
+    (SCORES, {"Q": X.to("meta")}, ValueError, ["D must be on the device of Q, meta"]),
+    (SEARCH, {"Q": X.to("meta")}, ValueError, ["Q and D must be on the same device", "meta"]),
+    (SCORES, {"Q": Q8, "q_mask": S > 0}, ValueError, ["Q must be Codes", "without q_mask"]),
+    (SEARCH, {"Q": Q8, "q_mask": S > 0}, ValueError, ["q_mask must be None where Q is Codes"]),
+    (BOTH, {"d_mask": T > 0}, ValueError, ["d_mask must be None where D is Codes"]),
+    (BOTH, {"normalize": True}, ValueError, ["normalize must be False for Fp8"]),
+    (BOTH, {"normalize": 1}, TypeError, ["normalize must be True or False"]),
+    (BOTH, {"precision": "high"}, ValueError, ["precision must be None for Fp8", "high"]),
+    (BOTH, {"precision": "hgih"}, ValueError, ["precision must be one of"]),
+    (SCORES, {"winners": "save"}, ValueError, ["winners must be None where D is Codes, got 'save'"]),
+    (SCORES, {"q_weights": S}, ValueError, ["q_weights must be None where D is Codes"]),
+    (SCORES, {"D": codecs.Bits(4).encode(TWO), "Q": codecs.Bits(1).encode(TWO)}, ValueError,
+     ["Q must be embeddings or codes of Int8() for D of Bits(4)"]),
+    (SEARCH, {"D": FP8.encode(KD)}, ValueError, ["D must be Codes [N, L, w]", "[3, 2, 7"]),
+    (SEARCH, {"coarse": FP8}, ValueError, ["coarse must be None for Codes"]),
+    (SEARCH, {"candidates": 20}, ValueError, ["candidates must be None for Codes, got 20"]),
+]  # fmt: skip
 
 
-OF_PACKED = ("normalize", "precision", "a mask of documents", "coarse", "candidates")
-
-
-@pytest.mark.parametrize("bad, packed", [*((x, False) for x in SEARCH), *((x, True) for x in OF_PACKED)])
-def test_searching(bad, packed):
-    wrong, error, words = SEARCH[bad]
-    good = {"Q": FP8.encode(X), "D": FP8.encode(Y), "k": 2}
-    good |= {"Q": X, "D": good["D"].pack()} if packed else {}
-    li.search(**good)
-    refused(error, words, li.search, **(good | wrong))
+@pytest.mark.parametrize(("functions", "wrong", "error", "words"), OF_CODES)
+def test_what_codes_do_not_go_with(functions, wrong, error, words):
+    D = FP8.encode(Y)
+    # A search of packed codes refuses queries as one of a corpus does.
+    for documents in (D,) if "Q" in wrong else (D, D.pack()):
+        for function in functions:
+            function(X, documents)
+            refused(error, words, function, **({"Q": X, "D": documents} | wrong))

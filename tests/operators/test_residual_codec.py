@@ -177,21 +177,9 @@ GOOD = {
         ({"centroids": torch.ones(0, 4)}, ValueError, r"got \[0, 4\]"),
         ({"centroids": torch.full((2, 4), float("nan"))}, ValueError, "centroids must be finite"),
         ({"bucket_cutoffs": torch.zeros(4)}, ValueError, r"bucket_cutoffs must be \[3\] for nbits = 2"),
-        (
-            {"bucket_cutoffs": torch.tensor([0.1, 0.0, 0.2])},
-            ValueError,
-            "must be non-decreasing",
-        ),
-        (
-            {"bucket_weights": torch.zeros(3)},
-            ValueError,
-            "bucket_weights must be .* nbits 1, 2, 4 or 8",
-        ),
-        (
-            {"bucket_weights": torch.zeros(8)},
-            ValueError,
-            "bucket_weights must be .* nbits 1, 2, 4 or 8",
-        ),
+        ({"bucket_cutoffs": torch.tensor([0.1, 0.0, 0.2])}, ValueError, "must be non-decreasing"),
+        ({"bucket_weights": torch.zeros(3)}, ValueError, "bucket_weights must be .* nbits 1, 2, 4 or 8"),
+        ({"bucket_weights": torch.zeros(8)}, ValueError, "bucket_weights must be .* nbits 1, 2, 4 or 8"),
         ({"bucket_weights": torch.full((4,), float("inf"))}, ValueError, "bucket_weights must be finite"),
     ],
 )
@@ -206,11 +194,7 @@ def test_bad_codecs(bad, error, words):
         ((torch.randn(8, 4), 9), ValueError, "n_centroids must be at most 8, one a token, got 9"),
         ((torch.randn(8, 4), 0), ValueError, "n_centroids must be at least 1, got 0"),
         ((torch.randn(0, 4),), ValueError, "tokens must be at least one"),
-        (
-            (torch.randn(2, 8, 4),),
-            ValueError,
-            "tokens must be .*, Tokens or a list, got",
-        ),
+        ((torch.randn(2, 8, 4),), ValueError, "tokens must be .*, Tokens or a list, got"),
         ((torch.full((8, 4), float("nan")), 2), ValueError, "tokens must be finite"),
         ((torch.zeros(8, 4, dtype=torch.int32), 2), TypeError, "tokens"),
     ],
@@ -227,22 +211,8 @@ def test_bad_tokens_and_codes():
     with pytest.raises(ValueError, match="tokens must be finite"):
         codec.encode(torch.full((3, 4), float("inf")))
     codes = codec.encode(torch.eye(4))
-    assert torch.equal(
-        Codes(codec, codes.values, centroids=codes.centroids.long()).centroids, codes.centroids
-    )
-    for centroids, error, words in (
-        (codes.centroids.float(), TypeError, "centroids must be a dense tensor of integers"),
-        (codes.centroids[:, :2], ValueError, r"centroids must be \[1, 4\], one a token"),
-        (codes.centroids + 1, ValueError, "centroids must all be >= 0 and < 4"),
-        (codes.centroids - 1, ValueError, "centroids must all be >= 0 and < 4"),
-        (None, TypeError, "centroids must be a torch.Tensor"),
-    ):
-        with pytest.raises(error, match=words):
-            Codes(codec, codes.values, centroids=centroids)
-    with pytest.raises(ValueError, match="scales must be None for Residual"):
-        Codes(codec, codes.values, codes.centroids.float(), codes.centroids)
-    with pytest.raises(ValueError, match="values must have 1 elements a token"):
-        Codes(codec, codes.values.repeat(1, 1, 2), centroids=codes.centroids)
+    same = Codes(codec, codes.values, centroids=codes.centroids.long())
+    assert torch.equal(same.centroids, codes.centroids)
     with pytest.raises(ValueError, match="codes must be of Residual"):
         codecs.Residual.train(sample(), 4).decode(codes)
 
@@ -335,9 +305,3 @@ def test_centroids_of_short_tokens_and_of_opposite_ones():
 def test_how_many_centroids_there_are_by_themselves(tokens, count):
     """A power of 2 of at most an eighth of the tokens."""
     assert len(codecs.Residual.train(sample(tokens), iterations=1).centroids) == count
-
-
-def test_more_tokens_than_one_query_has():
-    """513 of them, which are 512 and one."""
-    codec, tokens = codecs.Residual.train(sample(700), 16), sample(513)
-    assert torch.equal(compress(codec, tokens)[0].long(), (tokens @ codec.centroids.T).argmax(1))

@@ -5,67 +5,16 @@ import torch
 
 import late_interaction as li
 from late_interaction.score_pairs import rerank_direct, score_pairs_packed
+from tests.operators.test_packed_calls import DTYPES, check
 from tests.support import packed, ref
-from tests.support.calls import in_graph, refused
+from tests.support.calls import in_graph
 
 OPS = torch.ops.late_interaction
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
-CASES = [
-    (name, packed.DIMS[(i + shift) % len(packed.DIMS)], DTYPES[(i + 3 * shift) % 4], shift % 2 * 3)
-    for shift in range(5)
-    for i, name in enumerate(packed.LENGTHS)
-]
 
 
 def every_pair(queries, documents, device="cpu"):
     grid = torch.cartesian_prod(torch.arange(queries), torch.arange(documents)).reshape(-1, 2).int()
     return grid[:, 0].contiguous().to(device), grid[:, 1].contiguous().to(device)
-
-
-def gradients(grad_scores, Q, D, cu_q, cu_d, pair_q, pair_d, winners):
-    """(grad_Q, grad_D) in float64, with the winners as given."""
-    grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
-    grad_D = torch.zeros(D.shape, dtype=torch.float64, device=Q.device)
-    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
-        rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
-        found = winners[p, : rows.stop - rows.start].long()
-        if not bool((found >= 0).any()):
-            continue
-        tokens = int(cu_d[j]) + found.clamp_min(0)
-        weight = grad_scores[p].double() * (found >= 0).unsqueeze(-1)
-        grad_Q[rows] += weight * D[tokens].double()
-        grad_D.index_add_(0, tokens, weight * Q[rows].double())
-    return grad_Q, grad_D
-
-
-def check(Q, D, cu_q, cu_d, pair_q, pair_d, dtype):
-    longest = int(cu_q.diff().amax()) if len(cu_q) > 1 else 0
-    args = (Q, D, cu_q, cu_d, pair_q, pair_d)
-    scores, winners = packed.judged_pairs(*args, longest)
-    ref.assert_close(score_pairs_packed(*args), scores, ref.tolerance(dtype))
-    again, found = OPS.maxsim_pairs_packed_winners(*args, longest)
-    ref.assert_close(again, scores, ref.tolerance(dtype))
-    found = packed.widened(found, len(D)).long()
-    assert torch.equal(found == -1, winners == -1), "sentinels differ"
-    assert (found != winners).sum() <= 0.01 * found.numel()  # two similarities within rounding
-
-    Q.requires_grad_(), D.requires_grad_()
-    out = score_pairs_packed(*args, max_seqlen_q=longest)
-    grad_scores = torch.randn_like(out)
-    out.backward(grad_scores)
-    grad_Q, grad_D = gradients(grad_scores, Q.detach(), D.detach(), cu_q, cu_d, pair_q, pair_d, found)
-    tolerance = 1.5 * ref.GRAD_TOLERANCE[dtype]  # a few pairs leave a few elements: rounding hardly averages
-    ref.assert_close(Q.grad, grad_Q, tolerance, "grad_Q")
-    ref.assert_close(D.grad, grad_D, tolerance, "grad_D")
-
-
-@pytest.mark.parametrize(("name", "d", "dtype", "stray"), CASES)
-def test_scores_winners_and_gradients(name, d, dtype, stray, device):
-    lengths_q, lengths_d = packed.LENGTHS[name]
-    Q, cu_q = packed.pack(lengths_q, d, dtype, device, stray)
-    D, cu_d = packed.pack(lengths_d, d, dtype, device, stray)
-    pairs = packed.draw_pairs(len(lengths_q), len(lengths_d), 1 + len(lengths_d), device)
-    check(Q, D, cu_q, cu_d, *pairs, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +23,7 @@ def test_every_pair_there_is(dtype, device):
     Q, cu_q = packed.pack(lengths_q, 64, dtype, device)
     D, cu_d = packed.pack(lengths_d, 64, dtype, device)
     pairs = every_pair(len(lengths_q), len(lengths_d), device)
-    check(Q, D, cu_q, cu_d, *pairs, dtype)
+    check(pairs, Q, D, cu_q, cu_d)
 
 
 @pytest.mark.parametrize("count", [1, 131, 133, 700])
@@ -85,7 +34,7 @@ def test_many_pairs_of_many_documents(count, device):
     pair_q, pair_d = packed.draw_pairs(4, 2000, count, device)
     pair_q[: count // 3] = 1
     pair_d[count // 2 :] = 77
-    check(Q, D, cu_q, cu_d, pair_q, pair_d, torch.bfloat16)
+    check((pair_q, pair_d), Q, D, cu_q, cu_d)
 
 
 def test_equals_the_call_of_all_pairs(device):
@@ -95,22 +44,6 @@ def test_equals_the_call_of_all_pairs(device):
     for pairs in (every_pair(4, 150, device), packed.draw_pairs(4, 150, 60, device)):
         out = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
         ref.assert_close(out, grid[pairs[0].long(), pairs[1].long()], 1e-6)
-
-
-def test_views_and_long_indices(device):
-    Q, cu_q = packed.pack([5, 40], 24, torch.float32, device)
-    D, cu_d = packed.pack([70, 3, 0, 9], 24, torch.float32, device)
-    pairs = packed.draw_pairs(2, 4, 3, device)
-    expected = score_pairs_packed(Q, D, cu_q, cu_d, *pairs)
-    wide_Q, wide_D = Q.repeat(1, 2), D.repeat_interleave(2, 0)
-    strided = [x.repeat_interleave(2)[::2].long() for x in (cu_q, cu_d, *pairs)]
-    ref.assert_close(score_pairs_packed(wide_Q[:, :24], wide_D[::2], *strided), expected, 1e-6)
-    one = D[:1].expand(len(D), -1)
-    ref.assert_close(
-        score_pairs_packed(Q, one, cu_q, cu_d, *pairs),
-        score_pairs_packed(Q, one.contiguous(), cu_q, cu_d, *pairs),
-        1e-6,
-    )
 
 
 @pytest.mark.parametrize("count", [300, 3000])
@@ -251,59 +184,3 @@ def test_documents_outside_the_batch_score_nan():
     out = rerank_direct(batch[:20], batch, starts, lengths)
     assert out.isnan().tolist() == [False, True, True, False, True, True, True, True]
     assert rerank_direct(batch[:20], batch[:0], starts, lengths).isnan().tolist() == [True] * 8
-
-
-# ---- bad input ----
-
-Q, CU_Q = packed.pack([3, 5], 8, torch.float32)
-D, CU_D = packed.pack([7, 4], 8, torch.float32)
-INDEX = torch.tensor([0, 1, 1])
-PAIRS = {
-    "Q_packed": Q, "D_packed": D, "cu_seqlens_q": CU_Q, "cu_seqlens_d": CU_D,
-    "pair_q_idx": INDEX, "pair_d_idx": INDEX,
-}  # fmt: skip
-SPANS = {"Q": Q, "batch_tensor": D, "doc_offsets": INDEX, "doc_lengths": INDEX}
-BAD = {
-    "Q is padded": ({"Q_packed": Q[None]}, ValueError, ["Q_packed", "[tokens, d]", "[1, 8, 8]"]),
-    "dtypes": ({"D_packed": D.half()}, TypeError, ["Q_packed and D_packed", "float32", "float16"]),
-    "offsets fall": ({"cu_seqlens_q": torch.tensor([0, 5, 3])}, ValueError, ["cu_seqlens_q", "not decrease"]),
-    "indices are a list": ({"pair_q_idx": [0, 1, 1]}, TypeError, ["pair_q_idx", "torch.Tensor", "list"]),
-    "indices are floats": ({"pair_d_idx": INDEX.float()}, TypeError, ["pair_d_idx", "int32", "float32"]),
-    "indices of rank 2": ({"pair_d_idx": INDEX[None]}, ValueError, ["pair_d_idx", "[pairs]", "[1, 3]"]),
-    "indices elsewhere": ({"pair_q_idx": INDEX.to("meta")}, ValueError, ["pair_q_idx", "cpu", "meta"]),
-    "one index short": ({"pair_q_idx": INDEX[1:]}, ValueError, ["equally long", "[2]", "[3]"]),
-    "no such query": ({"pair_q_idx": INDEX + 1}, ValueError, ["pair_q_idx", "[0, 2)", "pair_q_idx[1] = 2"]),
-    "no such document": ({"pair_d_idx": INDEX - 1}, ValueError, ["pair_d_idx", "[0, 2)", "-1"]),
-    "queries are longer": ({"max_seqlen_q": 4}, ValueError, ["max_seqlen_q", "at least 5", "got 4"]),
-    "documents are longer": ({"max_seqlen_d": 6}, ValueError, ["max_seqlen_d", "at least 7", "got 6"]),
-    "length is a tensor": ({"max_seqlen_q": INDEX[0]}, TypeError, ["max_seqlen_q", "int", "Tensor"]),
-    "precision": ({"precision": "exact"}, ValueError, ["precision", "highest", "exact"]),
-}
-BAD_SPANS = {
-    "Q is padded": ({"Q": Q[None]}, ValueError, ["Q must be [tokens, d]", "[1, 8, 8]"]),
-    "tokens of integers": ({"batch_tensor": D.int()}, TypeError, ["batch_tensor", "int32"]),
-    "d": ({"batch_tensor": D[:, :7]}, ValueError, ["Q and batch_tensor", "[8, 8]", "[11, 7]"]),
-    "offsets are floats": ({"doc_offsets": INDEX.float()}, TypeError, ["doc_offsets", "int32", "float32"]),
-    "lengths elsewhere": ({"doc_lengths": INDEX.to("meta")}, ValueError, ["doc_lengths", "cpu", "meta"]),
-    "one length short": ({"doc_lengths": INDEX[1:]}, ValueError, ["equally long", "[3]", "[2]"]),
-    "past the end": ({"doc_offsets": INDEX + 10}, ValueError, ["doc_offsets and doc_lengths", "11 tokens"]),
-    "before the beginning": ({"doc_offsets": INDEX - 1}, ValueError, ["doc_offsets", "11 tokens", "-1"]),
-    "length below 0": ({"doc_lengths": INDEX - 1}, ValueError, ["doc_lengths", "-1"]),
-    "documents are longer": ({"max_seqlen_d": 0}, ValueError, ["max_seqlen_d", "at least 1", "got 0"]),
-    "gradient": ({"Q": Q.clone().requires_grad_()}, ValueError, ["no gradients", "score_pairs_packed"]),
-    "precision": ({"precision": "exact"}, ValueError, ["precision", "highest", "exact"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_pairs(case):
-    change, error, words = BAD[case]
-    score_pairs_packed(**PAIRS)
-    refused(error, words, score_pairs_packed, **(PAIRS | change))
-
-
-@pytest.mark.parametrize("case", BAD_SPANS)
-def test_bad_documents(case):
-    change, error, words = BAD_SPANS[case]
-    rerank_direct(**SPANS)
-    refused(error, words, rerank_direct, **(SPANS | change))

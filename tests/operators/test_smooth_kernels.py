@@ -103,7 +103,6 @@ def test_the_steps_alone(of_documents):
     grad = torch.ops.late_interaction.smooth_gradient(*args)
     wanted = torch.autograd.grad((0.5 * expected * factors).sum(), wide)[of_documents]
     ref.assert_close(grad.view(wanted.shape), wanted, 4e-3, "gradient")
-    torch.library.opcheck(torch.ops.late_interaction.smooth_gradient.default, args)
 
 
 def test_strided_and_expanded_operands():

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import ops
 from tests.operators.test_quantized import E4M3, E5M2, INT8, expected, score
 from tests.support import ref
-from tests.support.cases import QUANTIZED, code_limit, mask, tokens
+from tests.support.cases import QUANTIZED, begun, code_limit, mask, tokens
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # (Lq, Ld, d, dtype): tiles of 64 and of 128 tokens, in one stage and in several.
@@ -24,13 +23,6 @@ SHAPES = [
 ]
 # Documents of all queries, and of each: several for every block of a GPU.
 LAYOUTS = {"cpu": [(1, (9,)), (2, (2, 3))], "cuda": [(1, (300,)), (3, (3, 90))]}
-
-
-def begun(x, elements):
-    """x, so many elements behind the beginning of its memory."""
-    flat = x.new_empty(elements + x.numel())
-    flat[elements:] = x.flatten()
-    return flat[elements:].view(x.shape)
 
 
 def apart(x, between):
@@ -110,13 +102,10 @@ def test_a_document_knows_nothing_of_its_neighbours(dtype, Ld, device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", ["at 3", "turned"])
 @pytest.mark.parametrize("teams", ["1x3", "1x4", "2x2", "4x1"])
-def test_every_share_of_warpgroups(teams, form):
+def test_every_share_of_warpgroups(teams, form, force):
     """Tiles that go round among warpgroups, and documents of each its own."""
     Q, D, kept, _ = weighed((32, 333, 128, BF16), 1, (500,), "cuda")
     kept = FORMS[form](kept)
     wanted = ref.maxsim(Q, D, None, kept)[0]
-    ops.forced_plan(f"documents {teams}")
-    try:
-        ref.assert_close(li.maxsim(Q, D, None, kept), wanted, ref.tolerance(BF16))
-    finally:
-        ops.forced_plan("")
+    force(f"documents {teams}")
+    ref.assert_close(li.maxsim(Q, D, None, kept), wanted, ref.tolerance(BF16))

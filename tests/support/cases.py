@@ -87,6 +87,11 @@ def tokens(shape, dtype, device, form="contiguous"):
     return x.expand(shape) if form == "expanded" else x
 
 
+def begun(x, elements=1):
+    """x, so many elements behind the beginning of its memory."""
+    return torch.cat((x.new_zeros(elements), x.flatten()))[elements:].view(x.shape)
+
+
 def mask(shape, device, kind):
     """'holes': a random mask. 'dead': also whole rows without a valid token, and a row of one."""
     if kind == "none":

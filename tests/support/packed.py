@@ -108,3 +108,19 @@ def gradients(grad_scores, Q, D, cu_q, cu_d, winners):
         grad_Q.index_add_(0, first + row, weight * d[begin + found[row]])
         grad_D.index_add_(0, begin + found[row], weight * q[first + row])
     return grad_Q, grad_D
+
+
+def gradients_of_pairs(grad_scores, Q, D, cu_q, cu_d, pair_q, pair_d, winners):
+    """(grad_Q, grad_D) in float64, with the winners as given."""
+    grad_Q = torch.zeros(Q.shape, dtype=torch.float64, device=Q.device)
+    grad_D = torch.zeros(D.shape, dtype=torch.float64, device=Q.device)
+    for p, (i, j) in enumerate(zip(pair_q.tolist(), pair_d.tolist(), strict=True)):
+        rows = slice(int(cu_q[i]), int(cu_q[i + 1]))
+        found = winners[p, : rows.stop - rows.start].long()
+        if not bool((found >= 0).any()):
+            continue
+        tokens = int(cu_d[j]) + found.clamp_min(0)
+        weight = grad_scores[p].double() * (found >= 0).unsqueeze(-1)
+        grad_Q[rows] += weight * D[tokens].double()
+        grad_D.index_add_(0, tokens, weight * Q[rows].double())
+    return grad_Q, grad_D

@@ -3,6 +3,8 @@
 Written apart from late_interaction.reference on purpose, document by document, from the definition.
 """
 
+import itertools
+
 import torch
 
 EPS = 1e-12
@@ -94,6 +96,14 @@ def maxima(Q, D, q_mask=None, d_mask=None, normalize=False):
         found[:, j] = torch.where(counts, best, 0.0)
         winners[:, j] = torch.where(counts, index, -1)
     return found, winners
+
+
+def maxsim_of_packed(Q, D, cu_seqlens_d, q_mask=None, normalize=False):
+    """Scores of padded queries with packed documents ``[tokens, d]``."""
+    found = [torch.zeros(Q.shape[0], 0, dtype=torch.float64, device=Q.device)]
+    for begin, end in itertools.pairwise(cu_seqlens_d.tolist()):
+        found.append(maxsim(Q, D[None, begin:end], q_mask, None, normalize)[0])
+    return torch.cat(found, 1)
 
 
 def dequantized(codes, scale):

@@ -18,6 +18,7 @@ from tests.support.contrastive import own, small_blocks
 
 T = 0.3
 QUERIES, DOCUMENTS = (5, 8, 3, 6), (9, 8, 4, 7)  # of each rank
+LABELS = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]  # of three
 
 
 def start(rank, world, port, results, name, timeout, arguments, backend="gloo", environment=()):

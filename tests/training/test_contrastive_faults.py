@@ -42,31 +42,18 @@ def test_a_rank_without_memory():
 
 @pytest.mark.gpu
 @two_gpus
-@pytest.mark.parametrize(("kind", "backend"), [
-    ("padded", "nccl"), ("ragged", "nccl"), ("packed", "nccl"),
-    ("packed", "cpu:gloo,cuda:nccl"),  # what ranks tell each other does not touch the GPU
+@pytest.mark.parametrize(("options", "wanted"), [
+    *(({"kind": kind}, {}) for kind in ("padded", "ragged", "packed")),
+    # What ranks tell each other does not touch the GPU.
+    ({"kind": "packed", "backend": "cpu:gloo,cuda:nccl"}, {}),
+    # One exchange by NCCL instead of a ring, as small batches take it.
+    *(({"kind": kind, "gathers": True}, {}) for kind in ("padded", "packed")),
+    ({"scale_by_world": True}, {"scale": 2.0}), ({"tail": 1e-9}, {"tolerance": 1e-7}),
 ])  # fmt: skip
-def test_two_gpus_equal_one_process(kind, backend):
-    options = {"timeout": 120, "backend": backend, "function": "gradients"}
-    check(on_ranks(2, "tests.support.framework_worker.on_gpu", kind=kind, **options), 2, kind)
-
-
-@pytest.mark.gpu
-@two_gpus
-@pytest.mark.parametrize("kind", ["padded", "packed"])
-def test_two_gpus_that_gather_equal_one_process(kind):
-    """One exchange by NCCL instead of a ring, as small batches take it."""
-    options = {"timeout": 120, "backend": "nccl", "function": "gradients", "gathers": True}
-    check(on_ranks(2, "tests.support.framework_worker.on_gpu", kind=kind, **options), 2, kind)
-
-
-@pytest.mark.gpu
-@two_gpus
-def test_two_gpus_with_a_tail_and_both_scalings():
-    options = {"timeout": 120, "backend": "nccl", "function": "gradients"}
-    ranks = on_ranks(2, "tests.support.framework_worker.on_gpu", scale_by_world=True, **options)
-    check(ranks, 2, scale=2.0)
-    check(on_ranks(2, "tests.support.framework_worker.on_gpu", tail=1e-9, **options), 2, tolerance=1e-7)
+def test_two_gpus_equal_one_process(options, wanted):
+    given = {"timeout": 120, "backend": "nccl", "function": "gradients"} | options
+    ranks = on_ranks(2, "tests.support.framework_worker.on_gpu", **given)
+    check(ranks, 2, options.get("kind", "padded"), **wanted)
 
 
 @pytest.mark.gpu

@@ -31,8 +31,7 @@ def one_process(world, variant):
 
 
 def check(ranks, world):
-    for result in ranks:
-        assert not isinstance(result, str), result
+    succeeded(ranks)
     for variant in framework_worker.VARIANTS:
         loss, grads = one_process(world, variant)
         for result in ranks:
@@ -41,19 +40,14 @@ def check(ranks, world):
                 torch.testing.assert_close(torch.from_numpy(got), want, msg=lambda m, v=variant: f"{v}: {m}")
 
 
+ON_GPUS = {"timeout": 120, "backend": "nccl", "device": "cuda"}
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param(ON_GPUS, marks=[pytest.mark.gpu, two_gpus])], ids=str)
 @pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
-def test_equals_one_process(framework):
+def test_equals_one_process(framework, options):
     """Plain, with gradients accumulated over two parts, checkpointed, and encoded in parts."""
-    check(on_ranks(2, "tests.support.framework_worker.frameworks", framework=framework), 2)
-
-
-@pytest.mark.gpu
-@two_gpus
-@pytest.mark.parametrize("framework", ["DDP", "FSDP2"])
-def test_equals_one_process_on_two_gpus(framework):
-    options = {"timeout": 120, "backend": "nccl", "device": "cuda"}
-    ranks = on_ranks(2, "tests.support.framework_worker.frameworks", framework=framework, **options)
-    check(ranks, 2)
+    check(on_ranks(2, "tests.support.framework_worker.frameworks", framework=framework, **options), 2)
 
 
 def test_the_example_without_torchrun_says_how_to_start_it(monkeypatch):
@@ -84,8 +78,7 @@ def test_cached_steps_of_ddp_average_gradients_once(way, options):
     model = framework_worker.WithLoss(None)
     parts = [part for rank in range(2) for part in framework_worker.split(rank, sizes[rank])]
     wanted = framework_worker.take_steps(model, lambda: model.whole(parts).backward())
-    for result in ranks:
-        assert not isinstance(result, str), result
+    for result in succeeded(ranks):
         weights, sent = result
         assert sent == 3
         for got, want in zip(weights, wanted, strict=True):
@@ -112,8 +105,7 @@ def test_fsdp2_shards_losses(kind):
     parts = [part for rank in range(2) for part in tokens(rank)]
     wanted = model(tuple(map(torch.cat, zip(*parts, strict=True))))
     wanted.backward()
-    for result in ranks:
-        assert not isinstance(result, str), result
+    for result in succeeded(ranks):
         for value, grads in result:
             torch.testing.assert_close(torch.as_tensor(value), wanted.detach())
             for got, p in zip(grads, model.parameters(), strict=True):

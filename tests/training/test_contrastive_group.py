@@ -7,7 +7,7 @@ import torch
 import late_interaction as li
 from tests.support.contrastive import small_blocks
 from tests.support.groups import check, joined, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
-from tests.support.ring_worker import T, negatives_of, shards
+from tests.support.ring_worker import LABELS, T, negatives_of, shards
 
 pytestmark = needs_gloo
 
@@ -19,8 +19,7 @@ def test_equals_one_process(world, kind):
 
 
 def test_half_precision():
-    ranks = on_ranks(2, "gradients", kind="half")
-    succeeded(ranks)
+    ranks = succeeded(on_ranks(2, "gradients", kind="half"))
     loss, grads_q, grads_d, *_ = one_process(2, "half")
     assert ranks[0][0][0] == pytest.approx(loss.item(), rel=1e-5)
     for place, wanted in ((0, grads_q), (1, grads_d)):
@@ -28,8 +27,18 @@ def test_half_precision():
         torch.testing.assert_close(got, torch.stack(wanted).double(), rtol=0.02, atol=2e-3)
 
 
-def test_scale_by_world():
-    check(on_ranks(2, "gradients", scale_by_world=True), 2, scale=2.0)
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({"scale_by_world": True}, {"scale": 2.0}),
+    # Both keep the documents of the other one for the backward, or neither: those of the second rank alone
+    # are below 3,200 bytes.
+    *(({"last_bytes": n}, {}) for n in (0, 3200)),
+    *(({"last_bytes": n, "tail": 1e-9}, {"tolerance": 1e-7}) for n in (0, 3200)),
+    # On each the documents of both take as much room as twice the nine of 6 x 8 numbers of the larger shard.
+    ({"most_bytes": 2 * 9 * 6 * 8 * 8, "gathers": True, "sizes": {"kept": 1 << 30}}, {}),
+    ({"most_bytes": 2 * 9 * 6 * 8 * 8 - 1, "gathers": False, "sizes": {"kept": 1 << 30}}, {}),
+], ids=str)  # fmt: skip
+def test_two_ranks_equal_one_process(given, wanted):
+    check(on_ranks(2, "gradients", **given), 2, **wanted)
 
 
 ONE_PANEL = {"side": 64, "panel": 64}
@@ -81,20 +90,13 @@ def test_winners_that_stay(world, kind):
         assert any("winners" in x for x in forward) and not any("winners" in x for x in backward)
 
 
-@pytest.mark.parametrize("last_bytes", [0, 3200])  # which the documents of the second rank alone are below
-@pytest.mark.parametrize("options", [{}, {"tail": 1e-9}], ids=str)
-def test_other_documents_come_again(options, last_bytes):
-    """Two ranks keep the documents of the other one for the backward both, or not at all."""
-    tolerance = 1e-7 if options else 1e-9
-    check(on_ranks(2, "gradients", last_bytes=last_bytes, **options), 2, tolerance=tolerance)
-
-
 @pytest.mark.parametrize(("world", "name", "options"), [
     (2, "gradients", {"kind": "half"}), (3, "gradients", {"kind": "half"}),
     (2, "gradients", {"kind": "half", "tail": 1e-3, "sizes": ONE_PANEL}),
     (3, "gradients", {"kind": "half", "gathers": True, "scale_by_world": True}),
     (3, "gradients", {"symmetric": True, "own_group": True}),
     *((2, "losses", {"of": of}) for of in ("pairwise", "sigmoid", "recall")),
+    (3, "tests.training.test_contrastive_shards.by_shards", {"kind": "ones bf16"}),
 ], ids=str)  # fmt: skip
 def test_the_same_bits_on_every_run(world, name, options):
     for (loss, grads), (again, grads_again) in succeeded(on_ranks(world, name, runs=2, **options)):
@@ -103,8 +105,7 @@ def test_the_same_bits_on_every_run(world, name, options):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_rank_without_queries_has_hard_negatives_of_none(packed):
-    ranks = on_ranks(2, "no_queries", packed=packed)
-    succeeded(ranks)
+    ranks = succeeded(on_ranks(2, "no_queries", packed=packed))
     (_, D0, _), (Q, D1, H) = (result[1] for result in ranks)
     parts = [[x.values for x in part] for part in shards(2, "padded")]
     leaves = [parts[1][0], torch.cat([part[1] for part in parts]), negatives_of(1, len(parts[1][0]))]
@@ -119,8 +120,7 @@ def test_a_rank_without_queries_has_hard_negatives_of_none(packed):
 
 @pytest.mark.parametrize("name", ["contrastive", "recall"])
 def test_a_rank_whose_queries_have_no_tokens(name):
-    ranks = on_ranks(2, "no_tokens", loss=name)
-    succeeded(ranks)
+    ranks = succeeded(on_ranks(2, "no_tokens", loss=name))
     parts = shards(2, "padded")
     Q, D = (torch.cat([part[i].values[:, :1] for part in parts]).detach().requires_grad_() for i in (0, 1))
     own = [len(q) for q, _ in parts]
@@ -134,8 +134,7 @@ def test_a_rank_whose_queries_have_no_tokens(name):
 
 def test_two_losses_in_one_backward():
     _, grads_q, grads_d, *_ = one_process(2)
-    ranks = on_ranks(2, "accumulated")
-    succeeded(ranks)
+    ranks = succeeded(on_ranks(2, "accumulated"))
     got = torch.cat([torch.from_numpy(result[0][1][0]) for result in ranks])
     torch.testing.assert_close(got, 2 * torch.stack(grads_q))
     got = torch.cat([torch.from_numpy(result[0][1][1]) for result in ranks])
@@ -151,8 +150,7 @@ def test_under_distributed_data_parallel():
         encoder(torch.stack(queries)), encoder(torch.stack(documents)), labels_of_all(2), temperature=T
     )
     loss.backward()
-    for result in on_ranks(2, "data_parallel"):
-        assert not isinstance(result, str), result
+    for result in succeeded(on_ranks(2, "data_parallel")):
         torch.testing.assert_close(torch.from_numpy(result[0][1][0]), encoder.weight.grad)
 
 
@@ -162,6 +160,23 @@ def test_a_rank_that_ends(when):
     for result in on_ranks(3, "one_ends", timeout=10, missing=1, when=when)[:2]:
         assert result.startswith("RuntimeError: losses.contrastive: the exchange of"), result
         assert "with the other ranks of the group failed on rank" in result.splitlines()[0]
+
+
+# ---- small batches, whose documents fit on every rank ----
+
+
+@pytest.mark.parametrize("options", [
+    *({"kind": kind} for kind in ("padded", "masked", "packed", "no queries")), {"labels": LABELS},
+    {"reduction": "sum"}, {"reduction": "none"}, {"label_smoothing": 0.1}, {"normalize": True},
+], ids=str)  # fmt: skip
+def test_gathered_documents(options):
+    """They take one exchange instead of a ring."""
+    check(on_ranks(3, "gradients", gathers=True, **options), 3, **options)
+
+
+def test_a_rank_whose_documents_have_no_gradient():
+    """Then they go round the ring, on every rank: a gradient comes home by an exchange of all."""
+    succeeded(on_ranks(2, "one_without_gradient"))
 
 
 # ---- losses of rows ----
@@ -177,9 +192,8 @@ def test_losses_of_rows_equal_one_process(name, kind):
     check(on_ranks(3, "losses", of=name, kind=kind), 3, kind, of=name, **OURS)
 
 
-@every
-def test_options_of_losses_of_rows(name):
-    labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
-    ranks = on_ranks(3, "losses", of=name, labels=labels, reduction="none")
-    check(ranks, 3, of=name, labels=labels, reduction="none", **OURS)
+@pytest.mark.parametrize("name", ["contrastive", "pairwise", "sigmoid", "recall"])
+def test_labels_and_hard_negatives(name):
+    options = {"of": name, "labels": LABELS, "reduction": "none"}
+    check(on_ranks(3, "losses", **options), 3, **options, **OURS)
     check(on_ranks(2, "losses", of=name, hard=True), 2, of=name, hard=True, **OURS)

@@ -7,6 +7,7 @@ import torch
 
 from late_interaction import _group
 from late_interaction._contrastive import ring as rings
+from late_interaction._contrastive import whole
 from late_interaction._contrastive.ring import Ring
 
 
@@ -37,19 +38,33 @@ def test_the_ranks_that_an_exchange_is_with(rank, ahead, to, source, monkeypatch
     assert len(begun) == 1  # nothing to send or to receive
 
 
-@pytest.mark.parametrize("when", ["it begins", "it is waited for"])
-def test_an_exchange_that_fails_says_so(when, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("no answer")
+def fails(*_, **__):
+    raise RuntimeError("no answer")
 
-    ring = Ring("group", 1, 2, [1, 1], [1, 1], caller="loss")
+
+def passed_on(ring):
+    ring.exchange([torch.ones(2)], [torch.ones(2)], "documents", 1).wait()
+
+
+@pytest.mark.parametrize(("function", "stand_in", "what", "call"), [
+    ("batch_isend_irecv", fails, "documents", passed_on),
+    ("batch_isend_irecv", lambda _: [SimpleNamespace(wait=fails)], "documents", passed_on),
+    ("all_gather_into_tensor", fails, "documents",
+     lambda ring: whole._gathered(torch.ones(1, 2, 3), ring.shapes, ring)),
+    ("all_to_all_single", fails, "gradients", lambda ring: whole._sent_home(torch.ones(2, 2, 3), ring)),
+    ("all_gather_into_tensor", fails, "sizes",
+     lambda ring: _group.exchanged_facts("loss", "group", [1.0], torch.device("cpu"))),
+])  # fmt: skip
+def test_an_exchange_that_fails_says_so(function, stand_in, what, call, monkeypatch):
+    """As it begins, and as it is waited for."""
+    ring = Ring("group", 1, 2, [1, 1], [1, 1], [(1, 2, 3)] * 2, caller="loss")
     exchanged_by(ring, monkeypatch)
-    monkeypatch.setattr(rings.dist, "get_rank", lambda *_: 1)
-    work = fails if when == "it begins" else lambda _: [SimpleNamespace(wait=fails)]
-    monkeypatch.setattr(rings.dist, "batch_isend_irecv", work)
-    message = r"^loss: the exchange of documents with the other ranks .* on rank 1: .*\(no answer\)"
+    monkeypatch.setattr(_group.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(_group.dist, "get_rank", lambda *_: 1)
+    monkeypatch.setattr(_group.dist, function, stand_in)
+    message = rf"^loss: the exchange of {what} with the other ranks .* on rank 1: .*\(no answer\)"
     with pytest.raises(RuntimeError, match=message):
-        ring.exchange([torch.ones(2)], [torch.ones(2)], "documents", 1).wait()
+        call(ring)
 
 
 # ---- groups ----
@@ -84,15 +99,3 @@ def test_a_group_that_this_process_is_not_in(monkeypatch):
             continue
         with pytest.raises(ValueError, match="group must hold this process"):
             _group.position(_group.dist.GroupMember.NON_GROUP_MEMBER)
-
-
-def test_values_that_cannot_be_gathered(monkeypatch):
-    def fails(*_, **__):
-        raise RuntimeError("no answer")
-
-    monkeypatch.setattr(_group.dist, "get_world_size", lambda group: 3)
-    monkeypatch.setattr(_group.dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(_group.dist, "all_gather_into_tensor", fails)
-    message = r"^loss: the exchange of sizes with the other ranks .* on rank 1: .*\(no answer\)"
-    with pytest.raises(RuntimeError, match=message):
-        _group.exchanged_facts("loss", "group", [1.0], torch.device("cpu"))

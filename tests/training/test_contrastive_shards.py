@@ -10,10 +10,10 @@ import late_interaction as li
 from late_interaction._contrastive import panels, single_shards
 from tests.support import ring_worker
 from tests.support.contrastive import reference
-from tests.support.groups import check, labels_of_all, needs_gloo, on_ranks, one_process, succeeded
+from tests.support.groups import check, needs_gloo, on_ranks, one_process, succeeded
+from tests.support.ring_worker import LABELS
 
 pytestmark = needs_gloo
-LABELS = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
 
 
 def by_shards(rank, world, products=False, **arguments):
@@ -38,26 +38,17 @@ def test_equals_one_process(world, kind):
     check(on_shards(world, kind=kind), world, kind)
 
 
-@pytest.mark.parametrize("options", [
-    {"reduction": "sum"}, {"reduction": "none"}, {"normalize": True}, {"labels": LABELS},
-    {"labels": LABELS, "reduction": "none"},
+@pytest.mark.parametrize(("world", "given", "wanted"), [
+    *((3, options, options) for options in (
+        {"reduction": "sum"}, {"reduction": "none"}, {"normalize": True}, {"labels": LABELS},
+        {"labels": LABELS, "reduction": "none"},
+    )),
+    (2, {"scale_by_world": True}, {"scale": 2.0}),
+    *((2, {"last_bytes": n}, {}) for n in (0, 1 << 20)),  # other documents stay, or come again
+    *((2, {"sizes": {"side": side}}, {}) for side in (1, 2, 64)),
 ], ids=str)  # fmt: skip
-def test_options(options):
-    check(on_shards(3, kind="ones", **options), 3, "ones", **options)
-
-
-def test_scale_by_world():
-    check(on_shards(2, kind="ones", scale_by_world=True), 2, "ones", scale=2.0)
-
-
-@pytest.mark.parametrize("last_bytes", [0, 1 << 20])
-def test_other_documents_stay_or_come_again(last_bytes):
-    check(on_shards(2, kind="ones", last_bytes=last_bytes), 2, "ones")
-
-
-def test_blocks_of_every_size():
-    for side in (1, 2, 64):
-        check(on_shards(2, kind="ones", sizes={"side": side}), 2, "ones")
+def test_options(world, given, wanted):
+    check(on_shards(world, kind="ones", **given), world, "ones", **wanted)
 
 
 @pytest.mark.parametrize("kind", ["ones bf16", "ones fp16", "ones fp32"])
@@ -86,16 +77,6 @@ def near(ranks, world, kind, tolerance, **options):
         want = torch.stack(wanted).double()
         torch.testing.assert_close(got, want, rtol=0, atol=tolerance * want.abs().max().item())
     assert sum(grads[2] for _, grads in results) == pytest.approx(grad_T.item(), rel=1e-4, abs=1e-6)
-
-
-def test_the_same_bits_on_every_run():
-    for (loss, grads), (again, grads_again) in succeeded(on_shards(3, kind="ones bf16", runs=2)):
-        assert (loss == again).all()
-        assert all((x == y).all() for x, y in zip(grads, grads_again, strict=True))
-
-
-def test_labels_among_all_documents_are_those_of_each_rank():
-    assert labels_of_all(2, "ones")[5:8].tolist() == [9, 10, 11]
 
 
 # ---- on a GPU ----

@@ -9,14 +9,7 @@ import torch
 import late_interaction as li
 from late_interaction._contrastive import panels, single
 from tests.support.calls import peak
-from tests.support.contrastive import (
-    Made,
-    assert_close,
-    batch,
-    gradients,
-    reference,
-    small_blocks,
-)
+from tests.support.contrastive import Made, assert_close, batch, gradients, reference, small_blocks
 
 T = 0.3
 # Exact on the CPU; a GPU's float64 goes by blocks, so float32 is what its operators are tried with.
@@ -176,6 +169,17 @@ def test_more_queries_than_a_launch_takes(reduction):
 # ---- what is computed, and kept ----
 
 
+@pytest.fixture
+def scored():
+    """Counts how often a panel is scored, of 3 of 13 queries."""
+    score = panels.Batch.score
+    with (
+        small_blocks(),
+        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as counted,
+    ):
+        yield counted
+
+
 @pytest.mark.parametrize(
     "options, kept, passes",
     [
@@ -191,28 +195,20 @@ def test_more_queries_than_a_launch_takes(reduction):
 def test_how_often_scores_are_computed(device, options, kept, passes):
     leaves = drawn(device)
     score = panels.Batch.score
-    with (
-        small_blocks(),
-        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
-    ):
+    with small_blocks(), mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored:
         loss = li.losses.contrastive(*leaves[:2], temperature=leaves[2], kept_bytes=kept, **options)
         gradients(loss, leaves)
     assert scored.call_count == 5 * passes  # panels of 3 of the 13 queries
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_one_gradient_takes_scores_once(device, wanted):
+def test_one_gradient_takes_scores_once(device, scored, wanted):
     """With the loss, or of the temperature from its sums."""
     leaves = drawn(device)
     for i, leaf in enumerate(leaves):
         leaf.requires_grad_(i == wanted)
-    score = panels.Batch.score
-    with (
-        small_blocks(),
-        mock.patch.object(panels.Batch, "score", autospec=True, side_effect=score) as scored,
-    ):
-        li.losses.contrastive(*leaves[:2], temperature=leaves[2]).backward()
-    assert scored.call_count == 5  # panels of 3 of the 13 queries
+    li.losses.contrastive(*leaves[:2], temperature=leaves[2]).backward()
+    assert scored.call_count == 5
 
 
 def test_memory_is_that_of_a_panel(device):

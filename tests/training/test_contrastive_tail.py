@@ -47,18 +47,24 @@ def counted(monkeypatch):
     return found
 
 
+def check(Q, D, labels=None, symmetric=False, H=None):
+    """Compare with the loss by definition, and its gradients without the pairs below the threshold."""
+    leaves = [x for x in (Q, D, H) if x is not None]
+    options = {"labels": labels, "symmetric": symmetric}
+    with small_blocks(4):
+        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, hard_negatives=H, **options)
+        ours = gradients(loss, leaves)
+    wanted = reference(Q, D, T, H=H, **options).detach()
+    labels = torch.arange(len(Q), device=Q.device) if labels is None else labels
+    assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric, H)))
+
+
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("planted", [0.0, 1.0, 3.0])
 def test_exactly_the_pairs_above_the_threshold(device, monkeypatch, planted, symmetric):
-    Q, D = batch(30, 30, 4, 6, 16, device=device, planted=planted)
-    labels = torch.arange(30, device=device)
     lists = counted(monkeypatch)
-    with small_blocks(4):
-        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=symmetric)
-        ours = gradients(loss, (Q, D))
+    check(*batch(30, 30, 4, 6, 16, device=device, planted=planted), symmetric=symmetric)
     assert not lists[0].dense and 30 <= lists[0].total < 30 * 30
-    wanted = reference(Q, D, T, symmetric=symmetric).detach()
-    assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric)))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -93,9 +99,7 @@ def test_labels_and_queries_left_out(device):
     Q, D = batch(20, 24, 4, 6, 16, device=device)
     labels = torch.randint(0, 24, (20,), device=device)
     labels[[3, 11]] = -100
-    with small_blocks(4):
-        ours = gradients(li.losses.contrastive(Q, D, temperature=T, tail=TAIL, labels=labels), (Q, D))
-    assert_close(ours, (reference(Q, D, T, labels=labels).detach(), thresholded(Q, D, TAIL, labels)))
+    check(Q, D, labels)
 
 
 def test_a_document_whose_label_is_the_first_query(device):
@@ -106,21 +110,12 @@ def test_a_document_whose_label_is_the_first_query(device):
         D[2:] *= torch.linspace(0.5, 2, 28, dtype=D.dtype, device=device).view(-1, 1, 1)
     labels = torch.arange(30, device=device)
     labels[0], labels[5] = 5, 0
-    with small_blocks(4):
-        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, symmetric=True, labels=labels)
-        ours = gradients(loss, (Q, D))
-    wanted = reference(Q, D, T, symmetric=True, labels=labels).detach()
-    assert_close(ours, (wanted, thresholded(Q, D, TAIL, labels, symmetric=True)))
+    check(Q, D, labels, symmetric=True)
 
 
 def test_hard_negatives_are_never_left_out(device):
-    Q, D = batch(12, 12, 4, 6, 16, device=device)
     H = torch.randn(12, 2, 5, 16, dtype=torch.float64, device=device, requires_grad=True)
-    labels = torch.arange(12, device=device)
-    with small_blocks(4):
-        loss = li.losses.contrastive(Q, D, temperature=T, tail=TAIL, hard_negatives=H)
-        ours = gradients(loss, (Q, D, H))
-    assert_close(ours, (reference(Q, D, T, H=H).detach(), thresholded(Q, D, TAIL, labels, H=H)))
+    check(*batch(12, 12, 4, 6, 16, device=device), H=H)
 
 
 def test_normalize(device):

@@ -1,8 +1,9 @@
-"""losses.contrastive over a group whose processes are threads of this one, which exchange tensors through
-queues. Results are compared as in test_contrastive_group.py."""
+"""losses.contrastive over a group whose processes are threads of this one. Results are compared as in
+test_contrastive_group.py."""
 
 import threading
-from queue import Empty, Queue
+from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,50 +14,42 @@ from late_interaction import _group
 from late_interaction._contrastive import arguments, whole
 from late_interaction._contrastive import ring as rings
 from late_interaction._contrastive.ring import Ring
-from tests.support.contrastive import gradients, reference, small_blocks
-from tests.support.groups import check, labels_of_all
-from tests.support.ring_worker import T, loss_of, shards
+from tests.support.contrastive import small_blocks
+from tests.support.groups import check
+from tests.support.ring_worker import LABELS, T, loss_of, shards
 
 
 class Group:
-    """What threads exchange: numbers of all with all, and tensors of one with another."""
+    """What threads give to each other, all of them as often as the others."""
 
     def __init__(self, world):
         self.world, self.own, self.failed = world, threading.local(), False
-        self.mail, self.free = {}, threading.Lock()
-
-    def box(self, what, source, to):
-        with self.free:  # one for both of them
-            return self.mail.setdefault((what, source, to), Queue())
-
-    def send(self, what, to, x):
-        self.box(what, self.own.rank, to).put(x)
-
-    def receive(self, what, source):
-        """Waits for what was sent, as long as no rank has failed."""
-        while True:
-            failed = self.failed
-            try:
-                return self.box(what, source, self.own.rank).get(timeout=0.2)
-            except Empty:
-                assert not failed, "another rank has failed"
+        self.rounds, self.changed = defaultdict(dict), threading.Condition()
 
     def gathered(self, x):
-        for rank in range(self.world):
-            self.send("gathered", rank, x)
-        return [self.receive("gathered", rank) for rank in range(self.world)]
+        """What every rank gives, in the order of ranks. Waits as long as no rank has failed."""
+        self.own.round = getattr(self.own, "round", 0) + 1
+        with self.changed:
+            given = self.rounds[self.own.round]
+            given[self.own.rank] = x
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.failed or len(given) == self.world, timeout=100)
+        assert len(given) == self.world, "another rank has failed"
+        return [given[rank] for rank in range(self.world)]
 
     def exchange(self, ring, leaving, arriving, what, ahead=1):
-        to, source = ((ring.rank + move) % self.world for move in (ahead, -ahead))
-        self.send(what, to, [x.clone() for x in leaving])
+        of_all = self.gathered((what, [x.clone() for x in leaving]))
+        arrived, sent = of_all[(ring.rank - ahead) % self.world]
+        assert arrived == what
+        for into, x in zip(arriving, sent, strict=True):
+            assert into.shape == x.shape
+            into.copy_(x)
+        return SimpleNamespace(wait=lambda: arriving)
 
-        def wait():
-            for into, x in zip(arriving, self.receive(what, source), strict=True):
-                assert into.shape == x.shape
-                into.copy_(x)
-            return arriving
-
-        return SimpleNamespace(wait=wait)
+    def fail(self):
+        with self.changed:
+            self.failed = True
+            self.changed.notify_all()
 
 
 @pytest.fixture
@@ -82,12 +75,9 @@ def on_threads(monkeypatch):
                 found[rank] = work(rank, group)
             except Exception as error:
                 found[rank] = error
-                group.failed = True
+                group.fail()
 
-        threads = [
-            threading.Thread(target=of_rank, args=(rank,), name=str(rank), daemon=True)
-            for rank in range(world)
-        ]
+        threads = [threading.Thread(target=of_rank, args=(rank,), daemon=True) for rank in range(world)]
         with small_blocks(**sizes):
             for thread in threads:
                 thread.start()
@@ -98,7 +88,7 @@ def on_threads(monkeypatch):
     return run
 
 
-def step(batch, group, labels=None, weight=True, **options):
+def step(batch, group, labels=None, **options):
     """Loss and gradients of a rank, as tests.support.ring_worker.gradients has them."""
     loss, leaves = loss_of(*batch, group=group, labels=labels, **options)
     total = loss
@@ -122,18 +112,15 @@ def checked(on_threads, world, kind="padded", tolerance=1e-9, labels=None, sizes
     check(ranks, world, kind, tolerance=tolerance, **given)
 
 
-@pytest.mark.parametrize("kind", ["padded", "ragged", "masked", "mixed", "packed", "single", "no queries"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_equals_one_process(on_threads, world, kind):
-    checked(on_threads, world, kind)
+KINDS = ["padded", "ragged", "masked", "mixed", "packed", "single", "no queries"]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("options", [
     {"symmetric": True, "label_smoothing": 0.1}, {"symmetric": True, "reduction": "none"},
-    {"label_smoothing": 0.1}, {"symmetric": True},
+    {"label_smoothing": 0.1}, {"symmetric": True}, *({"kind": kind} for kind in KINDS),
 ], ids=str)  # fmt: skip
-def test_options(on_threads, options, world):
+def test_equals_one_process(on_threads, options, world):
     checked(on_threads, world, **options)
 
 
@@ -149,31 +136,7 @@ def test_tail(on_threads, kind, world, symmetric, sizes):
 
 
 def test_labels_are_of_the_own_documents(on_threads):
-    labels = [torch.tensor(x) for x in ([8, 0, -100, 3, 3], [0, 1, 2, 3, 4, 5, 6, 7], [3, -100, 0])]
-    checked(on_threads, 3, labels=labels)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_hard_negatives(on_threads, world):
-    """As many for each query on every rank; a rank without queries has none."""
-    batches = shards(world, "padded")
-    negatives = [torch.randn(len(Q), 2, 3, 8, dtype=Q.dtype) for Q, _ in batches]
-
-    def work(rank, group):
-        Q, D = (x.values for x in batches[rank])
-        leaves = [x.clone().requires_grad_() for x in (Q, D, negatives[rank])]
-        loss = li.losses.contrastive(*leaves[:2], temperature=T, hard_negatives=leaves[2], group=group)
-        return gradients(loss, leaves)
-
-    ranks = on_threads(world, work)
-    sides = ([x.values for x in side] for side in zip(*batches, strict=True))
-    leaves = [torch.cat(x).requires_grad_() for x in (*sides, negatives)]
-    labels = labels_of_all(world)
-    loss, wanted = gradients(reference(*leaves[:2], T, labels=labels, H=leaves[2]), leaves)
-    for found, _ in ranks:
-        torch.testing.assert_close(found, loss)
-    for place, want in enumerate(wanted):
-        torch.testing.assert_close(torch.cat([found[place] for _, found in ranks]), want)
+    checked(on_threads, 3, labels=LABELS)
 
 
 @pytest.mark.parametrize(("queries", "each", "fits"), [
@@ -195,77 +158,50 @@ def test_ranks_agree_on_the_number_of_hard_negatives(on_threads, queries, each, 
             assert "must have the same number of hard negatives, got 2 on rank 0, 3 on rank 1" in str(result)
 
 
-OF_RANKS = {  # a loss, and the options in which two processes differ
-    "k": (li.losses.recall, "k", ((2, 3), (1, 4)), "(2, 3) on rank 0, (1, 4) on rank 1"),
-    "one k": (li.losses.recall, "k", (5, (5, 5)), "(5,) on rank 0, (5, 5) on rank 1"),
-    "rank_temperature": (li.losses.recall, "rank_temperature", (1.0, 2.0), "1.0 on rank 0, 2.0 on rank 1"),
-    "bias": (li.losses.sigmoid, "bias", (-10.0, -9.0), "-10.0 on rank 0, -9.0 on rank 1"),
-    "precision": (li.losses.pairwise, "precision", ("high", None), "high on rank 0, highest on rank 1"),
-    "normalize": (li.losses.sigmoid, "normalize", (True, False), "True on rank 0, False on rank 1"),
-    "scale_by_world": (li.losses.recall, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
-    "symmetric": (li.losses.contrastive, "symmetric", (True, False), "True on rank 0, False on rank 1"),
-    "label_smoothing": (li.losses.contrastive, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
-    "tail": (li.losses.contrastive, "tail", (0.0, 0.5), "0.0 on rank 0, 0.5 on rank 1"),
-    "reduction": (li.losses.contrastive, "reduction", ("mean", "sum"), "mean on rank 0, sum on rank 1"),
-    "a learned bias": (li.losses.sigmoid, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
-} | {
-    f.__name__: (f, "temperature", (0.5, torch.tensor(0.25)), "0.5 on rank 0, 0.25 on rank 1")
-    for f in (li.losses.contrastive, li.losses.pairwise, li.losses.sigmoid, li.losses.recall)
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OF_RANKS)
-def test_an_option_in_which_ranks_differ(on_threads, name):
-    """Every one of them says which it is, and who has what."""
-    function, option, values, shown = OF_RANKS[name]
-
-    def work(rank, group):
-        Q, D = torch.ones(2, 3, 8), torch.ones(2, 3, 8)
-        return function(Q, D, **{"temperature": T, "group": group, option: values[rank]})
-
-    message = f"losses.{function.__name__}: every rank of the group must have the same {option}, got {shown}"
-    assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
-
-
 ONES = torch.ones(2, 3, 8)
-OF_TOKENS = {  # what differs, the documents of two processes, and what is said of them
-    "d": ((ONES, ONES[..., :7]), "8 on rank 0, 7 on rank 1"),
-    "dtype": ((ONES, ONES.double()), "float32 on rank 0, float64 on rank 1"),
-    "form of documents": ((ONES, li.Tokens(ONES).pack()), "padded on rank 0, packed on rank 1"),
-}
+LEARNED = torch.tensor(0.5, requires_grad=True)
+LOSSES = li.losses.contrastive, li.losses.pairwise, li.losses.sigmoid, li.losses.recall
+# A loss, or one of each process; what differs; the values of it; and what is said of them.
+OF_RANKS = [
+    (li.losses.recall, "k", ((2, 3), (1, 4)), "(2, 3) on rank 0, (1, 4) on rank 1"),
+    (li.losses.recall, "k", (5, (5, 5)), "(5,) on rank 0, (5, 5) on rank 1"),
+    (li.losses.recall, "rank_temperature", (1.0, 2.0), "1.0 on rank 0, 2.0 on rank 1"),
+    (li.losses.sigmoid, "bias", (-10.0, -9.0), "-10.0 on rank 0, -9.0 on rank 1"),
+    (li.losses.pairwise, "precision", ("high", None), "high on rank 0, highest on rank 1"),
+    (li.losses.sigmoid, "normalize", (True, False), "True on rank 0, False on rank 1"),
+    (li.losses.recall, "scale_by_world", (True, False), "True on rank 0, False on rank 1"),
+    (li.losses.contrastive, "symmetric", (True, False), "True on rank 0, False on rank 1"),
+    (li.losses.contrastive, "label_smoothing", (0.0, 0.1), "0.0 on rank 0, 0.1 on rank 1"),
+    (li.losses.contrastive, "tail", (0.0, 0.5), "0.0 on rank 0, 0.5 on rank 1"),
+    (li.losses.contrastive, "reduction", ("mean", "sum"), "mean on rank 0, sum on rank 1"),
+    (li.losses.sigmoid, "bias", (torch.tensor(1.5), 1.0), "1.5 on rank 0, 1.0 on rank 1"),
+    *((f, "temperature", (0.5, torch.tensor(0.25)), "0.5 on rank 0, 0.25 on rank 1") for f in LOSSES),
+    (partial(li.losses.contrastive, symmetric=True), "temperature", (torch.tensor(0.5), LEARNED),
+     "0.5 on rank 0, 0.5, which requires a gradient on rank 1"),
+    (li.losses.contrastive, "d", (ONES, ONES[..., :7]), "8 on rank 0, 7 on rank 1"),
+    (li.losses.contrastive, "dtype", (ONES, ONES.double()), "float32 on rank 0, float64 on rank 1"),
+    (li.losses.contrastive, "form of documents", (ONES, li.Tokens(ONES).pack()),
+     "padded on rank 0, packed on rank 1"),
+    ((li.losses.sigmoid, li.losses.pairwise), "loss", (ONES, ONES),
+     "losses.sigmoid on rank 0, losses.pairwise on rank 1"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("what", OF_TOKENS)
-def test_documents_in_which_ranks_differ(on_threads, what):
-    documents, shown = OF_TOKENS[what]
+@pytest.mark.parametrize(("function", "what", "values", "shown"), OF_RANKS)
+def test_what_ranks_differ_in(on_threads, function, what, values, shown):
+    """Every one of them says what it is, and who has what."""
+
+    functions = function if isinstance(function, tuple) else (function, function)
 
     def work(rank, group):
-        return li.losses.contrastive(documents[rank], documents[rank], temperature=T, group=group)
+        if what in ("d", "dtype", "form of documents", "loss"):
+            return functions[rank](values[rank], values[rank], temperature=T, group=group)
+        return function(ONES, ONES, **{"temperature": T, "group": group, what: values[rank]})
 
-    message = f"losses.contrastive: every rank of the group must have the same {what}, got {shown}"
-    assert [(type(x), str(x)) for x in on_threads(2, work)] == [(ValueError, message)] * 2
-
-
-def test_ranks_that_call_two_losses(on_threads):
-    functions = li.losses.sigmoid, li.losses.pairwise
-    found = on_threads(2, lambda rank, group: functions[rank](ONES, ONES, temperature=T, group=group))
-    for error, function in zip(found, functions, strict=True):
-        assert isinstance(error, ValueError) and str(error) == (
-            f"losses.{function.__name__}: every rank of the group must have the same loss,"
-            " got losses.sigmoid on rank 0, losses.pairwise on rank 1"
-        )
-
-
-def test_a_temperature_that_one_rank_learns(on_threads):
-    """A symmetric loss exchanges sums for its gradient."""
-
-    def work(rank, group):
-        temperature = torch.tensor(0.5, requires_grad=rank == 1)
-        Q = torch.ones(2, 3, 8)
-        return li.losses.contrastive(Q, Q, temperature=temperature, symmetric=True, group=group)
-
-    for result in on_threads(2, work):
-        assert "the same temperature, got 0.5 on rank 0, 0.5, which requires a gradient on" in str(result)
+    said = f"every rank of the group must have the same {what}, got {shown}"
+    names = [getattr(f, "func", f).__name__ for f in functions]
+    wanted = [(ValueError, f"losses.{name}: {said}") for name in names]
+    assert [(type(x), str(x)) for x in on_threads(2, work)] == wanted
 
 
 @pytest.mark.parametrize(("function", "option"), [
@@ -302,7 +238,7 @@ def test_what_one_rank_refuses(on_threads):
     assert isinstance(told, RuntimeError) and "rank 0 of the group refused its arguments" in str(told)
 
 
-@pytest.mark.parametrize("function", [f for f, *_ in OF_RANKS.values()][-4:], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", LOSSES, ids=lambda f: f.__name__)
 def test_a_query_that_is_left_out_has_no_effect_on_any_rank(on_threads, function):
     """Whatever it holds."""
     batches = shards(2, "padded")

@@ -20,13 +20,12 @@ def batch(device, dtype=torch.float64, K=K, Lq=5, Ld=7, d=8):
 
 
 def kl(S, teacher, temperature=1.0, teacher_temperature=None, normalize_scores=False, reduction="mean"):
-    """Written out: sum over documents of p_teacher * (log p_teacher - log p_student)."""
+    """What PyLate and Sentence Transformers compute: KLDivLoss of log-softmaxes, by batchmean."""
     if normalize_scores:
-        low, high = S.min(1, keepdim=True).values, S.max(1, keepdim=True).values
+        low, high = S.amin(1, keepdim=True), S.amax(1, keepdim=True)
         S = (S - low) / (high - low + 1e-8)
-    p = (teacher / (teacher_temperature or temperature)).softmax(1)
-    q = (S / temperature).softmax(1)
-    each = (p * (p.log() - q.log())).sum(1) * temperature**2
+    q, p = (S / temperature).log_softmax(1), (teacher / (teacher_temperature or temperature)).log_softmax(1)
+    each = F.kl_div(q, p, reduction="none", log_target=True).sum(1) * temperature**2
     return {"mean": each.mean(), "sum": each.sum(), "none": each}[reduction]
 
 
@@ -82,18 +81,6 @@ def test_options_of_kl(device, options):
     Q, D, teacher = batch(device)
     loss = li.losses.distill_kl_div(Q, D, teacher, **options)
     assert_close(gradients(loss, (Q, D)), gradients(kl(maxsim_reference(Q, D), teacher, **options), (Q, D)))
-
-
-def test_kl_is_what_pylate_and_sentence_transformers_compute(device):
-    """Their expressions over the same scores: KLDivLoss of log-softmaxes, by batchmean."""
-    Q, D, teacher = batch(device)
-    S = maxsim_reference(Q, D)
-    loss_fn = torch.nn.KLDivLoss(reduction="batchmean", log_target=True)
-    theirs = loss_fn(F.log_softmax(S / 0.25, -1), F.log_softmax(teacher / 0.25, -1)) * 0.25**2
-    torch.testing.assert_close(li.losses.distill_kl_div(Q, D, teacher, temperature=0.25), theirs)
-    scaled = (S - S.amin(1, keepdim=True)) / (S.amax(1, keepdim=True) - S.amin(1, keepdim=True) + 1e-8)
-    theirs = loss_fn(F.log_softmax(scaled, -1), F.log_softmax(teacher, -1))
-    torch.testing.assert_close(li.losses.distill_kl_div(Q, D, teacher, normalize_scores=True), theirs)
 
 
 def test_margins_of_one_query(device):
@@ -276,49 +263,6 @@ def test_modules(device, function, module):
     ours, theirs = (inspect.signature(x).parameters for x in (module, function))
     assert set(ours) == set(theirs) - {"Q", "D", "teacher", "candidate_mask"}
     assert all(ours[name].default == theirs[name].default for name in ours)
-
-
-def refusals():
-    Q, D, teacher = torch.randn(B, 5, 8), torch.randn(B, K, 7, 8), torch.randn(B, K)
-    for kind in LOSSES:
-        yield kind, TypeError, "Q must be a torch.Tensor", (None, D, teacher), {}
-        yield kind, TypeError, "teacher must be a torch.Tensor", (Q, D, [1.0]), {}
-        yield kind, TypeError, "teacher must be floating point", (Q, D, teacher.long()), {}
-        yield kind, ValueError, r"teacher must be \[B, K\] = \[6, 4\]", (Q, D, teacher[:, :2]), {}
-        yield kind, ValueError, "D must hold", (Q, D[:, :1], teacher[:, :1]), {}
-        yield kind, ValueError, "reduction must be one of", (Q, D, teacher), {"reduction": "batchmean"}
-        yield kind, TypeError, "normalize must be", (Q, D, teacher), {"normalize": 1}
-        for error, message, mask in (
-            (TypeError, "candidate_mask must be a torch.Tensor or None", [[True] * K] * B),
-            (TypeError, "candidate_mask must be a dense bool", torch.ones(B, K)),
-            (ValueError, r"candidate_mask must be \[B, K\] = \[6, 4\], got", torch.ones(B, K, 7).bool()),
-        ):
-            yield kind, error, message, (Q, D, teacher), {"candidate_mask": mask}
-        few = own(D)[: B * K - 1]
-        yield kind, ValueError, "as many documents for each of the 6 queries, got 23", (Q, few, teacher), {}
-        yield kind, ValueError, "with the B of Q", (Q, D[:3], teacher), {}
-        yield kind, ValueError, "Q must be .* d of at least 1", (Q[..., :0], D[..., :0], teacher), {}
-        for q, d in ((Q[0], D), (Q, D[:, 0]), (Q[None], D), (Q, D[None])):
-            yield kind, ValueError, r"Q must be \[B, Lq, d\] and D \[B, K, Ld, d\]", (q, d, teacher), {}
-        yield kind, TypeError, "normalize must be", (list(Q), D, teacher), {"normalize": 1}
-    yield "kl", ValueError, "temperature must be above 0", (Q, D, teacher), {"temperature": 0.0}
-    yield "kl", TypeError, "temperature must be a float", (Q, D, teacher), {"temperature": teacher}
-    yield "kl", ValueError, "teacher_temperature must be", (Q, D, teacher), {"teacher_temperature": -1}
-    yield "kl", TypeError, "normalize_scores must be", (Q, D, teacher), {"normalize_scores": "min-max"}
-    pair = (Q, D[:, :2], teacher[:, :2])
-    yield (
-        "kl",
-        ValueError,
-        "normalize_scores must be False with 2 documents",
-        pair,
-        {"normalize_scores": True},
-    )
-
-
-@pytest.mark.parametrize(("kind", "error", "message", "tensors", "options"), list(refusals()))
-def test_refusals(kind, error, message, tensors, options):
-    with pytest.raises(error, match=message):
-        LOSSES[kind][0](*tensors, **options)
 
 
 # ---- packed tokens ----

@@ -31,21 +31,25 @@ def scored(monkeypatch):
     return calls
 
 
+def backward_of(loss, leaves, scored):
+    """Loss and gradients, and how many blocks the backward scores."""
+    scored.clear()
+    return gradients(loss, leaves), len(scored)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_budget_changes_time_and_no_bit(device, scored, masked, dtype):
     Q, D = batch(NQ, ND, LQ, dtype=dtype, device=device)
     q_mask = torch.rand(NQ, LQ, device=device) < 0.7 if masked else None
-    found, in_backward = [], []
+    found = []
     with small_blocks():
         for kept_bytes in (0, ALL // 3, ALL - 1):
             loss = li.losses.contrastive(li.Tokens(Q, q_mask), D, temperature=T, kept_bytes=kept_bytes)
-            scored.clear()
-            found.append(gradients(loss, (Q, D)))
-            in_backward.append(len(scored))
-    assert_same(found[0], found[1])
-    assert_same(found[0], found[2])
-    every, some, few = in_backward
+            found.append(backward_of(loss, (Q, D), scored))
+    (all_again, every), (some_again, some), (few_again, few) = found
+    assert_same(all_again, some_again)
+    assert_same(all_again, few_again)
     assert every > some > few > 0
 
 
@@ -72,35 +76,28 @@ def test_kept_blocks_take_what_was_granted_and_no_more(scored, Ld, each, packed)
             loss, taken = with_saved_bytes(li.losses.contrastive, q, d, temperature=T, kept_bytes=granted)
             beside = beside or taken
             assert taken - beside == blocks * pair
-            scored.clear()
-            loss.backward()
-        assert len(scored) == 3 * 4 - blocks
+            assert backward_of(loss, (Q, D), scored)[1] == 3 * 4 - blocks
 
 
 @pytest.mark.parametrize("panel", [8, 1])  # several blocks of documents in a panel, or one
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_cpu_keeps_blocks_where_memory_is_available(scored, name, panel):
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
-    found, in_backward = [], []
+    found = []
     for available in (0, ALL // 2, 1 << 30):
         with small_blocks(panel=panel, available=available):
-            loss = LOSSES[name](Q, D, temperature=T)
-            scored.clear()
-            found.append(gradients(loss, (Q, D)))
-            in_backward.append(len(scored))
-    assert_same(found[0], found[1])
-    assert_same(found[0], found[2])
-    assert in_backward[0] > in_backward[1] > in_backward[2] == 0
+            found.append(backward_of(LOSSES[name](Q, D, temperature=T), (Q, D), scored))
+    (all_again, every), (some_again, some), (none_again, none) = found
+    assert_same(all_again, some_again)
+    assert_same(all_again, none_again)
+    assert every > some > none == 0
 
 
 def test_half_of_the_available_memory_may_be_kept(scored):
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
     for available, again in ((2 * ALL - 1, 1), (2 * ALL, 0)):
         with small_blocks(NQ + ND, available=available):
-            loss = li.losses.contrastive(Q, D, temperature=T)
-            scored.clear()
-            loss.backward()
-        assert len(scored) == again
+            assert backward_of(li.losses.contrastive(Q, D, temperature=T), (Q, D), scored)[1] == again
 
 
 def test_a_panel_holds_as_many_blocks_as_fit():
@@ -130,25 +127,23 @@ def test_packed_blocks_are_kept(scored):
     Q, D = (torch.randn(n, 8, requires_grad=True) for n in (31, 44))
     cu_q = torch.tensor([0, 4, 4, 9, 20, 31], dtype=torch.int32)
     cu_d = torch.tensor([0, 7, 20, 20, 30, 44], dtype=torch.int32)
+    q, d = li.Tokens.packed(Q, cu_q), li.Tokens.packed(D, cu_d)
     found = []
     for available in (0, 1 << 30):
         with small_blocks(2, available=available):
-            loss = li.losses.contrastive(
-                *(li.Tokens.packed(*x) for x in ((Q, cu_q), (D, cu_d))), temperature=T
-            )
-            scored.clear()
-            found.append(gradients(loss, (Q, D)))
-    assert_same(*found)
-    assert not scored
+            found.append(backward_of(li.losses.contrastive(q, d, temperature=T), (Q, D), scored))
+    assert_same(found[0][0], found[1][0])
+    assert found[1][1] == 0
 
 
-@pytest.mark.parametrize("name, options", [("pairwise", {}), ("tail", {"tail": 2.0**-10})])
-def test_lists_of_pairs_keep_no_blocks(monkeypatch, name, options):
+def test_lists_of_pairs_and_losses_without_a_backward_keep_no_blocks(monkeypatch):
     monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
     Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
     with small_blocks(available=1 << 30):
-        loss = li.losses.pairwise if name == "pairwise" else li.losses.contrastive
-        loss(Q, D, temperature=T, **options).backward()
+        li.losses.pairwise(Q, D, temperature=T).backward()
+        li.losses.contrastive(Q, D, temperature=T, tail=2.0**-10).backward()
+        with torch.no_grad():
+            li.losses.contrastive(Q, D, temperature=T)
 
 
 def test_sums_over_listed_pairs_fill_their_share(monkeypatch):
@@ -160,13 +155,6 @@ def test_sums_over_listed_pairs_fill_their_share(monkeypatch):
         with Made() as seen:
             loss.backward()
     assert max(n for n in seen.elements if n % 56 == 0 and n < D.numel()) == 8 * 56
-
-
-def test_without_a_backward_nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(kept.KeptBlocks, "keep", lambda *args: pytest.fail("a block is kept"))
-    Q, D = batch(NQ, ND, LQ, dtype=torch.float32)
-    with small_blocks(available=1 << 30), torch.no_grad():
-        li.losses.contrastive(Q, D, temperature=T)
 
 
 def test_blocks_are_freed_with_the_backward(device):

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,43 +27,10 @@ from tests.support.contrastive import (
     small_blocks,
     waits_for_nothing,
 )
+from tests.training.test_labels import of_lists
 
 T = 0.7
 LENGTHS = ([5, 0, 3, 9, 1, 4, 4, 2], [7, 30, 0, 2, 1, 12, 5, 8, 3], [1, 4, 0, 2, 5, 3, 2, 2] * 2)
-
-
-# ---- definitions, from all scores at once ----
-
-
-def of_labels(S, labels, reduction, loss):
-    """loss(logits [Nq, N], bool mask of labels) of the queries that have a label, reduced."""
-    labels = torch.arange(len(S), device=S.device) if labels is None else labels.long()
-    hit = F.one_hot(labels.clamp_min(0), S.shape[1]).bool()
-    each = torch.where(labels >= 0, loss(S, hit), 0.0)
-    if reduction == "mean":
-        return each.sum() / (labels >= 0).sum()
-    return each.sum() if reduction == "sum" else each
-
-
-def pairwise(S, hit):
-    hardest = S.masked_fill(hit, -torch.inf)
-    # One of equals, that of the lowest number: amax would share the gradient among them.
-    hardest = hardest.gather(1, hardest.argmax(1, keepdim=True)).squeeze(1)
-    return F.softplus(hardest - S[hit])
-
-
-def sigmoid(S, hit, bias=0.0):
-    return F.softplus(torch.where(hit, -1, 1) * (S + bias)).sum(1)
-
-
-def recall(S, hit, k=(1, 2, 4, 8, 16), rank_temperature=1.0):
-    steps = (S - S[hit].unsqueeze(1)).sigmoid().masked_fill(hit, 0.0)
-    rank = 1 + steps.sum(1)
-    at = torch.tensor(k, dtype=S.dtype, device=S.device)
-    return 1 - ((at - rank.unsqueeze(1)) / rank_temperature).sigmoid().mean(1)
-
-
-DEFINITIONS = {"pairwise": pairwise, "sigmoid": sigmoid, "recall": recall}
 # Functions, and the options that make them losses of their own. Single: of one token a side, which go by
 # panels of one product instead of blocks.
 KINDS = {
@@ -73,7 +39,7 @@ KINDS = {
     "symmetric": (li.losses.contrastive, {"symmetric": True}),
     "single": (li.losses.contrastive, {}),
     "single, symmetric": (li.losses.contrastive, {"symmetric": True, "label_smoothing": 0.1}),
-    **{name: (getattr(li.losses, name), {}) for name in DEFINITIONS},
+    **{name: (getattr(li.losses, name), {}) for name in ("pairwise", "sigmoid", "recall")},
 }
 SEVERAL = [kind for kind in KINDS if "single" not in kind]
 FUNCTIONS = {name: partial(function, **options) for name, (function, options) in KINDS.items()}
@@ -83,12 +49,21 @@ one_way = pytest.mark.parametrize("kind", [kind for kind in KINDS if "symmetric"
 
 
 def definition(kind, Q, D, T, labels=None, H=None, masks=(None, None, None), normalize=False,
-               reduction="mean", **others):  # fmt: skip
-    if kind in DEFINITIONS:
-        S = logits(Q, D, T, H, masks, normalize)
-        return of_labels(S, labels, reduction, lambda S, hit: DEFINITIONS[kind](S, hit, **others))
-    options = {"smoothing" if k == "label_smoothing" else k: x for k, x in KINDS[kind][1].items()}
-    return reference(Q, D, T, labels, H, masks, normalize, reduction=reduction, **options)
+               reduction="mean", bias=0.0, **others):  # fmt: skip
+    """In float64, from all scores at once."""
+    function, options = KINDS[kind]
+    if function is li.losses.contrastive:
+        options = {"smoothing" if k == "label_smoothing" else k: x for k, x in options.items()}
+        return reference(Q, D, T, labels, H, masks, normalize, reduction=reduction, **options)
+    S = logits(Q, D, T, H, masks, normalize) + bias
+    each = list(S.new_zeros(len(S)))
+    for i, j in enumerate(range(len(S)) if labels is None else labels.tolist()):
+        if j >= 0:
+            each[i] = of_lists(kind, S[i, j : j + 1], torch.cat((S[i, :j], S[i, j + 1 :])), **others)
+    each = torch.stack(each)
+    if reduction == "mean":
+        return each.sum() / (len(each) if labels is None else (labels >= 0).sum())
+    return each.sum() if reduction == "sum" else each
 
 
 def drawn(kind, Nq, Nd, device, dtype=torch.float64, d=8, lengths=(5, 7)):
@@ -591,35 +566,6 @@ def test_copies_of_a_module_share_its_group(module):
         dist.destroy_process_group()
 
 
-def refusals():
-    Q, D = torch.randn(4, 3, 8), torch.randn(4, 5, 8)
-    for kind in ("contrastive", *DEFINITIONS):
-        yield kind, TypeError, "Q must be a torch.Tensor", (None, D), {}
-        yield kind, ValueError, "Q must be .B, L, d.", (Q[0], D), {}
-        yield kind, ValueError, "labels must say", (Q, D[:3]), {}
-        yield kind, ValueError, "temperature must be above 0", (Q, D), {"temperature": -1.0}
-        yield kind, ValueError, "reduction must be one of", (Q, D), {"reduction": "median"}
-        yield kind, ValueError, "D must hold at least one document", (Q[:0], D[:0]), {}
-    yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": "none"}
-    yield "sigmoid", ValueError, "bias must be finite", (Q, D), {"bias": float("inf")}
-    yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(2)}
-    yield "sigmoid", ValueError, "bias must be a float or one", (Q, D), {"bias": torch.ones(0)}
-    yield "sigmoid", TypeError, "bias must be a float", (Q, D), {"bias": True}
-    yield "recall", TypeError, "k must be an int", (Q, D), {"k": 1.5}
-    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": (1, 0)}
-    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": ()}
-    yield "recall", ValueError, "k must be a positive int or a non-empty sequence", (Q, D), {"k": True}
-    yield "recall", ValueError, "rank_temperature must be above 0", (Q, D), {"rank_temperature": 0}
-    learned = torch.tensor(0.5, requires_grad=True)
-    yield "recall", ValueError, "temperature must not require", (Q, D), {"temperature": learned}
-
-
-@pytest.mark.parametrize(("kind", "error", "message", "tokens", "options"), list(refusals()))
-def test_refusals(kind, error, message, tokens, options):
-    with pytest.raises(error, match=message):
-        FUNCTIONS[kind](*tokens, **{"temperature": T, **options})
-
-
 @every
 def test_no_queries(kind, device):
     Q, D = drawn(kind, 0, 4, device)
@@ -651,11 +597,15 @@ def test_the_host_waits_for_nothing(kind, labelled):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["contrastive", *DEFINITIONS])
-def test_memory_on_a_gpu(kind):
+@pytest.mark.parametrize(
+    "kind, options",
+    [("contrastive", {"tail": 2**-10}), *((x, {}) for x in ("contrastive", "pairwise", "sigmoid", "recall"))],
+)
+def test_memory_on_a_gpu(kind, options):
     """Beside inputs and gradients, 128 MiB and a float32 copy of the smaller gradient."""
     Q, D = batch(4096, 4096, 32, 64, 128, torch.bfloat16, "cuda", planted=2.0)
-    beside = gpu_bytes_beside(lambda: torch.autograd.grad(FUNCTIONS[kind](Q, D, temperature=0.05), (Q, D)))
+    loss = partial(FUNCTIONS[kind], temperature=0.05, **options)
+    beside = gpu_bytes_beside(lambda: torch.autograd.grad(loss(Q, D), (Q, D)))
     assert beside <= (128 << 20) + 4 * min(Q.numel(), D.numel())
 
 

@@ -4,13 +4,12 @@ from itertools import combinations
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 import late_interaction as li
 from late_interaction.reference import maxsim_reference
 from tests.support.contrastive import Made, assert_close, assert_same, batch, gradients, small_blocks
-from tests.support.groups import needs_gloo
+from tests.training.test_labels import of_lists
 
 T, K = 0.7, (1, 2, 4)
 BLOCKS = pytest.mark.parametrize("kept", [0, 1 << 20], ids=["blocks", "whole"])
@@ -54,14 +53,9 @@ def definition(S, labels, size, seed, own=None, reduction="mean", k=K):
     for i, x in enumerate(q_classes):
         if not isinstance(x, frozenset):
             continue
-        documents = range(len(B))
-        hit = [j for j in documents if B[j].nonzero()[0].item() in x]
-        others = S[i] if own is None or i >= len(labels) else torch.cat((S[i], own[i]))
-        each = []
-        for j in hit:
-            ahead = (torch.cat((others[:j], others[j + 1 :])) - S[i, j]).sigmoid().sum()
-            each.append(1 - torch.stack([(n - 1 - ahead).sigmoid() for n in k]).mean())
-        losses.append(torch.stack(each).mean())
+        hit = torch.tensor([row.nonzero()[0].item() in x for row in B], device=S.device)
+        negatives = S[i][~hit] if own is None or i >= len(labels) else torch.cat((S[i][~hit], own[i]))
+        losses.append(of_lists("recall", S[i][hit], negatives, k=k))
     found = torch.stack(losses)
     return found.mean() if reduction == "mean" else found.sum()
 
@@ -202,32 +196,6 @@ def test_neither_scores_nor_their_mixes_are_stored(device):
     with small_blocks(32, panel=32), Made() as made:
         li.losses.recall(Q, D, labels, mixup=4).backward()
     assert max(made.elements) < 256 * 256 / 8
-
-
-@pytest.mark.parametrize(
-    "error, message, options",
-    [
-        (ValueError, "mixup must be at least 2, got 1", {"mixup": 1}),
-        (TypeError, "mixup must be an int or None, got", {"mixup": 2.0}),
-        (TypeError, "generator must be a torch.Generator or None, got int", {"mixup": 2, "generator": 3}),
-        (ValueError, "generator must be None without mixup", {"generator": torch.Generator()}),
-        (ValueError, 'mixup must be None with reduction="none"', {"mixup": 2, "reduction": "none"}),
-    ],
-)
-def test_bad_arguments(error, message, options):
-    Q, D = batch(2, 2)
-    with pytest.raises(error, match=f"^{message}"):
-        li.losses.recall(Q, D, **options)
-
-
-@needs_gloo
-def test_no_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(ValueError, match=r"^mixup must be None with group"):
-            li.losses.recall(*batch(2, 2), mixup=2, group=dist.group.WORLD)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_virtual_query_ranks_its_documents_too():

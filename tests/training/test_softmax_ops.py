@@ -51,6 +51,11 @@ def weights_of(scores, inverse, factor, labels=None, first=0, smoothing=0.0):
     return torch.where(factor[:, None] == 0, 0.0, factor.double()[:, None] * found)
 
 
+def no_sums(columns, device):
+    """Sums of columns before the first panel of rows."""
+    return torch.tensor([[-1e30], [0.0], [0.0], [0.0]], device=device).repeat(1, columns)
+
+
 def close(got, want, tolerance):
     torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance)
 
@@ -113,13 +118,19 @@ def known_terms(scores, inverse, factor):
     return torch.stack((sums[0], torch.where(factor == 0, 0.0, factor / sums[1]), factor))
 
 
+def terms_of_both(scores, inverse, factors):
+    """Terms of rows, and of columns."""
+    return [
+        known_terms(x.contiguous(), inverse, f) for x, f in zip((scores, scores.t()), factors, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("layout", ["dense", "padded", "unaligned"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_of_rows_and_columns(device, shape, layout):
     """Columns add up over panels of rows."""
     scores, inverse = draw(shape, device, layout), number(20, device)
-    columns = torch.zeros(4, shape[1], device=device)
-    columns[0] = -1e30
+    columns = no_sums(shape[1], device)
     at = (shape[0] + 1) // 2
     parts = [part for part in (scores[:at], scores[at:]) if len(part)]
     rows = torch.cat([OPS.softmax_sums_(part, inverse, columns) for part in parts], 1)
@@ -140,9 +151,7 @@ def test_weights_of_both_directions(device, shape, smoothing, dtype):
     back = torch.full((n,), IGNORED, device=device)
     back[labels[1:]] = torch.arange(1, n, device=device)
     weights = torch.empty(shape, dtype=dtype, device=device)
-    terms = [
-        known_terms(x.contiguous(), inverse, f) for x, f in zip((scores, scores.t()), factors, strict=True)
-    ]
+    terms = terms_of_both(scores, inverse, factors)
     OPS.softmax_weights_(scores, inverse, *terms, labels, 0, smoothing, weights)
     wanted = weights_of(scores, 3, factors[0], labels, 0, smoothing)
     wanted += weights_of(scores.t(), 3, factors[1], back, 0, smoothing).t()
@@ -153,9 +162,7 @@ def test_weights_of_a_panel_of_both_directions(device):
     """Labels of a later panel's rows, by number."""
     n, inverse = 12, number(3, device)
     scores, factors = draw((n, n), device), torch.rand(2, n, device=device)
-    terms = [
-        known_terms(x.contiguous(), inverse, f) for x, f in zip((scores, scores.t()), factors, strict=True)
-    ]
+    terms = terms_of_both(scores, inverse, factors)
     wanted = weights_of(scores, 3, factors[0]) + weights_of(scores.t(), 3, factors[1]).t()
     weights = torch.empty(7, n, device=device)
     OPS.softmax_weights_(scores[5:], inverse, terms[0][:, 5:].contiguous(), terms[1], None, 5, 0.0, weights)
@@ -169,16 +176,13 @@ def test_scales(device, scale, inverse):
     scores[:, 17] = scores.amax(1)  # a tie
     factor, weights = torch.ones(9, device=device), torch.empty(9, 301, device=device)
     sums = OPS.softmax_rows_(scores, number(inverse, device), None, 0, factor, 0.0, weights)
-    wanted = sums_of(scores, inverse)
-    for got, want in zip(sums, wanted, strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()) + 1e-30)
     close(weights, weights_of(scores, inverse, factor), 1e-4)
-    columns = torch.zeros(4, 301, device=device)
-    columns[0] = -1e30
+    columns = no_sums(301, device)
     OPS.softmax_sums_(scores, number(inverse, device), columns)
-    wanted = sums_of(scores.t(), inverse)
-    for got, want in zip(columns, wanted, strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5 * float(want.abs().max()) + 1e-30)
+    for found, wanted in ((sums, sums_of(scores, inverse)), (columns, sums_of(scores.t(), inverse))):
+        for got, want in zip(found.double(), wanted, strict=True):
+            largest = float(want.abs().max())
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5 * largest + 1e-30)
 
 
 def test_nan_and_infinity_stay_in_their_row(device):
@@ -199,8 +203,7 @@ def test_nan_and_infinity_stay_in_their_row(device):
 def test_nan_and_infinity_of_columns(device):
     scores, inverse = draw((300, 6), device), number(2, device)
     scores[7, 1], scores[299, 2], scores[40, 3] = torch.nan, torch.inf, -torch.inf
-    columns = torch.zeros(4, 6, device=device)
-    columns[0] = -1e30
+    columns = no_sums(6, device)
     rows = OPS.softmax_sums_(scores, inverse, columns)
     assert columns[1, 1:3].isnan().all() and rows[1, [7, 299]].isnan().all()
     close(columns[:2, [0, 3, 4, 5]], sums_of(scores.t(), 2)[:2, [0, 3, 4, 5]], 1e-4)
@@ -215,8 +218,7 @@ def test_the_same_bits_from_run_to_run(device):
     scores, inverse, factor = draw((200, 1000), device), number(20, device), torch.rand(200, device=device)
     runs = []
     for _ in range(3):
-        weights, columns = torch.empty_like(scores), torch.zeros(4, 1000, device=device)
-        columns[0] = -1e30
+        weights, columns = torch.empty_like(scores), no_sums(1000, device)
         sums = OPS.softmax_rows_(scores, inverse, None, 0, factor, 0.1, weights)
         rows = OPS.softmax_sums_(scores, inverse, columns)
         runs.append((weights, sums, rows, columns))
