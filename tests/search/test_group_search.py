@@ -14,6 +14,8 @@ pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
 
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
 
 def same(found, expected):
     """The scores of each process, as float64, have the bits of one process."""
@@ -70,7 +72,7 @@ def test_a_process_outside_the_group():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_two_gpus():
     found = on_ranks(2, "tests.support.search_worker.on_gpus", backend="nccl")
     Q, D, _ = search_worker.inputs("padded")
@@ -79,7 +81,7 @@ def test_two_gpus():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_two_gpus_have_the_bits_of_one():
     found = on_ranks(2, "tests.support.search_worker.shards_on_gpus", backend="nccl")
     assert all(isinstance(x, list) for x in found), found

@@ -121,20 +121,21 @@ def test_hybrid_search_of_nothing(table):
     assert len(none) == 0 and "_relevance_score" in none.column_names
 
 
-def test_ties_keep_the_order_of_the_results():
-    rows = [[[1.0, 0.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[0.0, 3.0]]] * 3
+def reranked(rows):
+    """Results of two chunks, by a query of the first dim."""
     vector = pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))
-    results = pa.table({"id": list(range(12)), "vector": pa.chunked_array([vector[:5], vector[5:]])})
-    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    results = pa.table({"id": list(range(len(rows))), "vector": pa.chunked_array([vector[:4], vector[4:]])})
+    return maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+
+
+def test_ties_keep_the_order_of_the_results():
+    got = reranked([[[1.0, 0.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[0.0, 3.0]]] * 3)
     assert got["id"].to_pylist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
 
 
 def test_rows_that_take_no_rank_come_last():
     """Without a token, or with a score of NaN: behind negative scores, in the order of the results."""
-    nan = float("nan")
-    rows = [[], [[-1.0, 0.0]], [[nan, 0.0]], [[-0.6, 0.8]], []]
-    results = pa.table({"id": list(range(5)), "vector": pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))})
-    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    got = reranked([[], [[-1.0, 0.0]], [[torch.nan, 0.0]], [[-0.6, 0.8]], []])
     assert got["id"].to_pylist() == [3, 1, 0, 2, 4]
     scores = torch.tensor(got["_relevance_score"].to_pylist())
     torch.testing.assert_close(scores, torch.tensor([-0.6, -1.0, *[-torch.inf] * 3]))

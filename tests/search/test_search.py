@@ -518,19 +518,6 @@ def test_a_corpus_larger_than_the_memory_of_the_gpu(device, tmp_path):
 
 
 @pytest.mark.gpu
-def test_streaming_on_a_side_stream():
-    Q = torch.randn(4, 32, 128, device="cuda", dtype=torch.bfloat16)
-    D = torch.randn(300, 60, 128).bfloat16()
-    expected = li.search(Q, D.cuda(), 5)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        got = li.search(Q, D, 5, chunk_bytes=bytes_of(37, D))
-    side.synchronize()
-    close(got, expected)
-
-
-@pytest.mark.gpu
 def test_streaming_that_fails_leaves_nothing_behind():
     Q, D = torch.randn(4, 32, 128, device="cuda"), torch.randn(300, 60, 128)
 
