@@ -275,6 +275,7 @@ class Rows:
         {},
         {"num_negatives": 1, "range_min": 2},
         {"num_negatives": 4, "range_max": 6, "min_score": 0.1},
+        {"num_negatives": 2, "range_max": 30, "min_score": 0.7},  # which leave some one negative, or none
         {"max_score": 0.4, "range_max": 30},
         {"absolute_margin": 0.05, "range_max": 20},
         {"relative_margin": 0.3, "range_min": 3, "range_max": 25},
