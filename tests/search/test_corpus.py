@@ -76,7 +76,7 @@ def test_the_bits_of_all_queries_at_once(dtype, on_device, device):
 
 @pytest.mark.parametrize("kind", [*CODES, *product((1, 2, 4, 8), (torch.float32, torch.bfloat16))], ids=str)
 def test_codes_are_scored_as_by_the_operator(kind, device, tmp_path):
-    """Those with a scale a token to the bit, a document at a time; residuals of all at once, nearly."""
+    """Codes with a scale a token have the bits of one document at a time; residuals are rounded otherwise."""
     docs, Q = documents(), torch.randn(3, 9, 16, device=device)
     units, of_residuals = [_tokens.unit(x) for x in docs], kind not in CODES
     if of_residuals:
