@@ -1,49 +1,50 @@
 """Corpora of documents of different lengths: built, opened and searched."""
 
+import inspect
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import late_interaction as li
-from late_interaction.corpus import Corpus, _chunks, _tokens
+from late_interaction import codecs
+from late_interaction.corpus import Corpus, _chunks, _search, _tokens
 from late_interaction.lik.varlen import maxsim_varlen
 from tests.support import ref
 from tests.support.calls import peak
 from tests.support.cases import code_limit
-from tests.support.coded import INT8, codec_of, stored_as
+from tests.support.coded import INT8, codec_of
+from tests.support.corpora import CODES, best_of, created, in_memory, stored_as
 from tests.support.packed import pack_sequences
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 130, 31, 32, 300, 0, 0, 17, 2] * 3
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
-CODES = [torch.float8_e4m3fn, torch.int8]
 
 
 def documents(lengths=LENGTHS, d=16, dtype=torch.float32):
     return [torch.randn(n, d).to(dtype) for n in lengths]
 
 
-def build(path, docs, dtype, ids=None, normalize=True, **options):
-    options |= stored_as(dtype) | {"normalize": normalize}
-    with Corpus.create(path, d=docs[0].shape[1], **options) as builder:
-        for i in range(0, len(docs), 7):
-            builder.add(docs[i : i + 7], None if ids is None else ids[i : i + 7])
-    return Corpus.open(path)
-
-
-def best_of(scores, k, largest=True):
-    order = scores.sort(dim=-1, descending=largest, stable=True).indices[..., :k]
-    return scores.gather(-1, order), order
+def build(path, docs, kind, ids=None, normalize=True, **options):
+    return created(path, docs, ids, **options, **stored_as(kind, docs), normalize=normalize)
 
 
 def equal(got, expected):
     got, expected = tuple(got), tuple(expected)
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
+
+
+def close(got, expected, rounded=1e-5):
+    got, expected = tuple(got), tuple(expected)
+    torch.testing.assert_close(got[0], expected[0], rtol=rounded, atol=rounded)
+    assert torch.equal(got[1], expected[1])
 
 
 def same(got, expected):
@@ -53,11 +54,6 @@ def same(got, expected):
         torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-4)
     else:
         equal(got, expected)
-
-
-def packed(docs, device="cpu", **options):
-    tokens, offsets = pack_sequences(docs)
-    return Corpus.from_packed(tokens.to(device), offsets, **options)
 
 
 # ---- scores ----
@@ -78,21 +74,31 @@ def test_the_bits_of_all_queries_at_once(dtype, on_device, device):
         same(found, expected)
 
 
-@pytest.mark.parametrize("dtype", CODES)
-@pytest.mark.parametrize("on_device", [False, True])
-def test_the_bits_of_each_document_of_codes(dtype, on_device, device, tmp_path):
+@pytest.mark.parametrize("kind", [*CODES, *product((1, 2, 4, 8), (torch.float32, torch.bfloat16))], ids=str)
+def test_codes_are_scored_as_by_the_operator(kind, device, tmp_path):
+    """Codes with a scale a token have the bits of one document at a time; residuals are rounded otherwise."""
     docs, Q = documents(), torch.randn(3, 9, 16, device=device)
-    corpus = build(tmp_path / "corpus", docs, dtype, shard_bytes=4000)
-    assert len(corpus.shards) > 2
-    codec = codec_of(dtype)
-    q = codec.encode(_tokens.unit(Q))
-    columns = [li.maxsim(q, codec.encode([_tokens.unit(x).to(device)])) for x in docs]
-    expected = best_of(torch.cat(columns, dim=1), 12)
-    if on_device:
-        codes = codec.encode([_tokens.unit(x) for x in docs]).to(device)
-        corpus = Corpus.from_codes(codes, normalized=True)
-    for chunk_bytes in (1, 700, 1 << 30):
-        same(corpus.search(Q, 12, chunk_bytes=chunk_bytes, normalize=True), expected)
+    units, of_residuals = [_tokens.unit(x) for x in docs], kind not in CODES
+    if of_residuals:
+        codec = codecs.Residual.train(torch.cat(docs), 64, nbits=kind[0], normalize=True, dtype=kind[1])
+        q = Q.to(kind[1])
+    else:
+        codec = codec_of(kind)
+        q = codec.encode(_tokens.unit(Q))
+    codes = codec.encode(units).to(device)
+    corpus = created(tmp_path / "corpus", docs, codec=codec, normalize=True, shard_bytes=700)
+    assert len(corpus.shards) > 3 and corpus.dtype == codec.stored and corpus.codec == codec
+    if of_residuals:
+        scores = li.maxsim(q, codes, normalize=True)
+    else:
+        scores = torch.cat([li.maxsim(q, codec.encode([x.to(device)])) for x in units], dim=1)
+    for own in (corpus, Corpus.from_codes(codes, normalized=True)):
+        for chunk_bytes in (1, 700, None):
+            found = own.search(Q, 8, chunk_bytes=chunk_bytes, keep_empty=True, normalize=True)
+            (close if of_residuals else same)(found, best_of(scores, 8))
+        if of_residuals:
+            found = own.search(Q, 8, largest=False, keep_empty=True)
+            close(found, best_of(li.maxsim(q, codes), 8, largest=False))
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -125,16 +131,16 @@ def test_codes_of_neighbours_of_one_length(lengths, device, tmp_path):
 def test_normalized_while_stored_and_while_searched(tmp_path):
     docs, Q = documents(), torch.randn(2, 8, 16)
     stored = build(tmp_path / "corpus", docs, torch.float32)
-    assert stored.normalized and not packed(docs).normalized
+    assert stored.normalized and not in_memory(docs).normalized
     norms = torch.cat([shard.tokens for shard in stored.shards]).norm(dim=-1)
     torch.testing.assert_close(norms, torch.ones_like(norms))
-    equal(stored.search(Q, 8, normalize=True), packed(docs).search(Q, 8, normalize=True))
+    equal(stored.search(Q, 8, normalize=True), in_memory(docs).search(Q, 8, normalize=True))
 
 
 def test_ties_go_to_the_lowest_index(device):
     docs = [torch.randint(-1, 2, (n, 4), device=device).float() for n in [2, 1, 3] * 40]
     Q = torch.randint(-1, 2, (3, 5, 4), device=device).float()
-    corpus = packed(docs, device)
+    corpus = in_memory(docs, device)
     for largest in (True, False):
         scores = maxsim_varlen(
             Q.flatten(0, 1), corpus.shards[0].tokens, torch.arange(0, 16, 5, device=device),
@@ -144,14 +150,20 @@ def test_ties_go_to_the_lowest_index(device):
         equal(corpus.search(Q, 30, **options), best_of(scores, 30, largest))
 
 
-def test_shapes_of_queries(device):
-    corpus, Q = packed(documents(), device), torch.randn(3, 6, 16, device=device)
+@pytest.mark.parametrize("kind", [torch.float32, "residuals"], ids=str)
+def test_shapes_of_queries(kind, device, tmp_path):
+    docs, Q = documents(), torch.randn(3, 6, 16, device=device)
+    corpus = in_memory(docs, device) if kind == torch.float32 else build(tmp_path / "corpus", docs, kind)
     batch = corpus.search(Q, 4)
     assert batch.scores.shape == batch.indices.shape == (3, 4) and batch.indices.dtype == torch.int64
     same(corpus.search(Q[1], 4), (batch.scores[1], batch.indices[1]))
     same(corpus.search(list(Q), 4), batch)
     mask = torch.arange(6, device=device) < torch.tensor([[6], [2], [4]], device=device)
-    same(corpus.search(Q, 4, q_mask=mask), corpus.search([Q[0], Q[1, :2], Q[2, :4]], 4))
+    ragged = [Q[0], Q[1, :2], Q[2, :4]]
+    found = corpus.search(ragged, 4)
+    same(corpus.search(Q, 4, q_mask=mask), found)
+    for query, scores, indices in zip(ragged, *found, strict=True):
+        close(corpus.search(query, 4), (scores, indices), 1e-4 if Q.is_cuda else 1e-5)
     assert corpus.search(Q, 1000).scores.shape == (3, len(LENGTHS))
     assert corpus.search(Q[:0], 4).scores.shape == (0, 4)
 
@@ -170,7 +182,7 @@ def test_nothing_to_find(dtype, tmp_path):
 def test_progress_and_precision():
     docs, Q = documents(), torch.randn(2, 6, 16)
     seen = []
-    corpus = packed(docs)
+    corpus = in_memory(docs)
     got = corpus.search(
         Q, 5, precision="medium", chunk_bytes=10_000, progress=lambda *x: seen.append(x), normalize=True
     )
@@ -183,66 +195,47 @@ def test_progress_and_precision():
 # ---- what a corpus holds ----
 
 
-@pytest.mark.parametrize("dtype", FLOATS + CODES)
-def test_stored_and_read(dtype, tmp_path):
+@pytest.mark.parametrize("kind", [*FLOATS, *CODES, "residuals"], ids=str)
+def test_stored_and_read(kind, tmp_path):
     docs = documents()
     ids = ["", *(f"док {i}" * (i % 3 + 1) for i in range(1, len(docs)))]
-    corpus = build(tmp_path / "corpus", docs, dtype, ids, normalize=False, shard_bytes=3000)
+    corpus = build(tmp_path / "corpus", docs, kind, ids, normalize=False, shard_bytes=3000)
     assert len(corpus) == len(docs) and corpus.tokens == sum(LENGTHS) and len(corpus.shards) > 3
-    assert (corpus.d, corpus.dtype, corpus.normalized) == (16, dtype, False)
+    (stored,) = stored_as(kind, docs).values()
+    assert (corpus.d, corpus.codec or corpus.dtype, corpus.normalized) == (16, stored, False)
     assert list(corpus.ids) == ids and corpus.ids[-2:] == ids[-2:]
     for got, x in zip(corpus, docs, strict=True):
-        codec = stored_as(dtype).get("codec")
-        expected = codec.decode(codec.encode(x))[0] if codec else x.to(dtype)
-        assert torch.equal(got, expected)
+        assert torch.equal(got, x.to(kind) if kind in FLOATS else stored.decode(stored.encode(x))[0])
     corpus.verify()
     where = str(tmp_path / "corpus")
     counts = f"{len(docs)} documents, {corpus.tokens} tokens"
-    assert repr(corpus) == f"Corpus({counts}, d=16, {corpus.codec or dtype}, in {where!r})"
-
-
-def test_shards_end_before_they_are_too_large(tmp_path):
-    docs = documents([10, 10, 10, 100, 1, 1, 29])
-    corpus = build(tmp_path / "corpus", docs, torch.float32, shard_bytes=30 * 64 + 24)
-    assert [shard.documents for shard in corpus.shards] == [3, 1, 2, 1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_a_corpus_of_a_corpus(dtype, tmp_path):
-    docs, ids = documents(), [str(i) for i in range(len(LENGTHS))]
-    first = build(tmp_path / "first", docs, torch.int8, ids, shard_bytes=2000)
-    with Corpus.create(
-        tmp_path / "second", d=16, **stored_as(dtype), shard_bytes=20_000, normalize=True
-    ) as builder:
-        builder.extend(first)
-    second = Corpus.open(tmp_path / "second")
-    assert list(second.ids) == ids and len(second.shards) < len(first.shards)
-    for x, y in zip(first, second, strict=True):
-        torch.testing.assert_close(x if dtype == torch.int8 else _tokens.unit(x), y, rtol=1e-6, atol=1e-6)
-    for shard in second.shards if dtype == torch.int8 else ():
-        assert shard.tokens.dtype == torch.int8
+    assert repr(corpus) == f"Corpus({counts}, d=16, {stored}, in {where!r})"
 
 
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("into", [*CODES, torch.float32])
-@pytest.mark.parametrize("dtype", [*CODES, torch.float32])
+@pytest.mark.parametrize("into", [*CODES, torch.float32, "residuals", "other residuals"], ids=str)
+@pytest.mark.parametrize("kind", [*CODES, torch.float32, "residuals"], ids=str)
 def test_codes_are_copied_into_a_corpus_where_they_are_what_it_stores(
-    dtype, into, own, wanted, tmp_path, monkeypatch
+    kind, into, own, wanted, tmp_path, monkeypatch
 ):
-    """Codes of its dtype, that are normalized if it is. All else is encoded anew."""
-    first = build(tmp_path / "first", [3 * x for x in documents()], dtype, normalize=own)
+    """Codes of its codec, that are normalized if it is. All else is encoded anew."""
+    docs, ids = [3 * x for x in documents()], [str(i) for i in range(len(LENGTHS))]
+    first = build(tmp_path / "first", docs, kind, ids, normalize=own, shard_bytes=2000)
     encode, encoded = _tokens.encode, []
     monkeypatch.setattr(_tokens, "encode", lambda *args: encoded.append(args) or encode(*args))
-    with Corpus.create(tmp_path / "second", d=16, **stored_as(into), normalize=wanted) as builder:
+    how = stored_as("residuals", docs[3:]) if into == "other residuals" else stored_as(into, docs)
+    with Corpus.create(tmp_path / "second", d=16, **how, normalize=wanted) as builder:
         builder.extend(first)
     second = Corpus.open(tmp_path / "second")
-    copied = dtype == into and into in CODES and (own or not wanted)
-    assert bool(encoded) != copied and second.normalized == wanted and second.dtype == into
+    copied = kind == into != torch.float32 and (own or not wanted)
+    assert bool(encoded) != copied and second.normalized == wanted
+    assert [second.codec or second.dtype] == list(how.values())
+    assert list(second.ids) == ids and len(second.shards) == 1 < len(first.shards)
     for x, y in zip(first, second, strict=True):
         if not copied:
-            codec = stored_as(into).get("codec")
-            x = _tokens.decode(*encode(x, _tokens.Stored(16, into, codec), wanted), codec)
+            stored = _tokens.Stored(16, second.dtype, second.codec)
+            x = _tokens.decode(*encode(x, stored, wanted), second.codec)
         assert torch.equal(x, y)
 
 
@@ -256,45 +249,6 @@ def test_numpy_shares_memory(tmp_path):
     mapped = np.memmap(tmp_path / "tokens", np.float32, "r", shape=(20, 16))
     Q = torch.randn(4, 16)
     equal(Corpus.from_numpy(mapped, offsets).search(Q, 3), corpus.search(Q, 3))
-
-
-@pytest.mark.parametrize(
-    "tokens, offsets, message",
-    [
-        (np.ones((4, 2)), np.array([0, 4]), "tokens must be float32 or float16, got float64"),
-        ([[1.0]], np.array([0, 1]), "tokens must be a numpy.ndarray, got list"),
-        (np.ones((4, 4), np.float32)[:, :2], np.array([0, 4]), "tokens must be in C order"),
-        (np.ones((4, 2), np.float32), np.array([0, 5]), r"offsets must not decrease and lie within \[0, 4\]"),
-        (np.ones((4, 2), np.float32), np.array([0.0]), "offsets must be int32 or int64, got float64"),
-        (np.ones(4, np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
-        (np.ones((4, 2, 2), np.float32), np.array([0, 4]), r"tokens must be \[tokens, d\]"),
-    ],
-)
-def test_bad_arrays(tokens, offsets, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        Corpus.from_numpy(tokens, offsets)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"k": 0}, "k must be at least 1"),
-        ({"Q": torch.ones(3, 4, 5)}, "Q must have the d of the corpus, 16"),
-        ({"Q": [torch.ones(3, 16), torch.ones(16)]}, r"Q\[1\] must be \[L, 16\]"),
-        ({"Q": [torch.ones(3, 16), torch.ones(1, 3, 16)]}, r"Q\[1\] must be \[L, 16\]"),
-        ({"Q": []}, "Q must be a torch.Tensor, got list"),
-        ({"Q": [torch.ones(3, 16)], "q_mask": torch.ones(1, 3)}, "q_mask must be None where Q is Tok"),
-        ({"Q": torch.ones(3, 16, dtype=torch.int8)}, "Q must be bfloat16"),
-        ({"Q": torch.ones(2, 3, 4, 16)}, r"Q must be \[N, L, d\] or \[L, d\]"),
-        ({"normalize": 1}, "normalize must be True or False"),
-        ({"chunk_bytes": 0}, "chunk_bytes must be at least 1"),
-        ({"precision": "low"}, "precision must be one of"),
-    ],
-)
-def test_bad_searches(change, message):
-    arguments = {"Q": torch.ones(3, 16), "k": 3} | change
-    with pytest.raises((TypeError, ValueError), match=message):
-        packed(documents()).search(**arguments)
 
 
 def test_codes_of_tokens_that_were_not_normalized(tmp_path):
@@ -320,28 +274,22 @@ def test_over_codes(device):
     ):
         with pytest.raises(TypeError, match=words):
             Corpus.from_codes(codes)
-    with pytest.raises(TypeError, match=r"tokens must be of one of float32, .*, got torch\.int8"):
-        Corpus.from_packed(packed.values.to(torch.int8), packed.offsets)
 
 
-def test_strided_tokens_are_refused():
-    with pytest.raises(ValueError, match=r"tokens must be contiguous, got strides \(16, 1\)"):
-        Corpus.from_packed(torch.randn(6, 16)[:, :8], torch.tensor([0, 6]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
-def test_queries_without_tokens(dtype, device, tmp_path):
-    corpus = build(tmp_path / "corpus", documents(), dtype)
+@pytest.mark.parametrize("kind", [torch.float32, torch.int8, "residuals"], ids=str)
+def test_queries_without_tokens(kind, device, tmp_path):
+    corpus = build(tmp_path / "corpus", documents(), kind)
     Q = [torch.randn(n, 16, device=device) for n in (3, 0)]
     scores, indices = corpus.search(Q, 4, keep_empty=True)
-    equal((scores[:1], indices[:1]), corpus.search(Q[:1], 4, keep_empty=True))
+    alone = corpus.search(Q[:1], 4, keep_empty=True)
+    (same if kind == "residuals" else equal)((scores[:1], indices[:1]), alone)
     assert scores[1].tolist() == [0.0] * 4 and indices[1].tolist() == [0, 1, 2, 3]
     equal(corpus.search(Q[1], 4, keep_empty=True), (scores[1], indices[1]))
 
 
 @pytest.mark.gpu
 def test_a_corpus_on_a_gpu_wants_its_queries_there():
-    corpus = packed(documents(), "cuda")
+    corpus = in_memory(documents(), "cuda")
     with pytest.raises(ValueError, match="Q must be on the device of the corpus"):
         corpus.search(torch.ones(3, 16), 3)
 
@@ -383,12 +331,57 @@ def test_bounded_memory_of_the_host(tmp_path):
 )
 def test_chunks_hold_no_more_than_they_may(most_bytes, most_documents, ranges):
     """Two shards of documents of 3, 1, 1 and 9 tokens, 16 bytes each."""
-    shard = packed(documents([3, 1, 1, 9], d=4)).shards[0]
+    shard = in_memory(documents([3, 1, 1, 9], d=4)).shards[0]
     found = _chunks.plan([shard, shard], most_bytes, most_documents)
     assert [(chunk.first, chunk.stop) for chunk in found] == ranges * 2
     assert [chunk.place for chunk in found] == [first + more for more in (0, 4) for first, _ in ranges]
     for chunk in found:
         assert chunk.tokens == len(chunk.sources()[0]) == chunk.offsets(torch.device("cpu"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "size", "most"),
+    [
+        (1, {"normalize": True}, 256 << 20, 6),
+        (2, {"normalize": True}, 256 << 20, 3),
+        (7, {"normalize": True}, 256 << 20, 1),  # a chunk has a document, however many queries there are
+        (2, {}, 256 << 20, 3),
+        (2, {"normalize": True, "chunk_bytes": 1000}, 1000, 3),
+    ],
+)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_chunks_are_bounded_by_scores_and_bytes(
+    queries, options, size, most, normalized, monkeypatch, tmp_path
+):
+    """By the bytes that the documentation names. A CPU normalizes smaller chunks, each in a copy."""
+    corpus = build(tmp_path / "corpus", documents(), torch.float32, normalize=normalized)
+    if options == {"normalize": True} and not normalized:
+        size = 4 << 20
+    monkeypatch.setattr(_search, "MOST_SCORES", 6)
+    plan, given = _chunks.plan, []
+    monkeypatch.setattr(
+        _chunks, "plan", lambda shards, *limits: given.append(limits) or plan(shards, *limits)
+    )
+    corpus.search(torch.randn(queries, 3, 16), 4, **options)
+    assert given == [(size, most)]
+
+
+@pytest.mark.parametrize("starts, most", [(None, 2**30), (torch.zeros(2, dtype=torch.int64), 2**28)])
+def test_a_chunk_has_as_many_tokens_as_operators_take(starts, most):
+    asked = []
+
+    def ranges(most_tokens, most_documents):
+        asked.append((most_tokens, most_documents))
+        return [(0, 2)]
+
+    shard = SimpleNamespace(tokens=torch.empty(4, 16), documents=2, starts=starts, ranges=ranges)
+    assert [chunk.place for chunk in _chunks.plan([shard, shard], 1 << 50, 10)] == [0, 2]
+    assert asked == [(most, 10)] * 2
+
+
+@pytest.mark.parametrize("make", [Corpus.from_packed, Corpus.from_numpy, Corpus.from_arrow])
+def test_tokens_count_as_not_normalized_unless_the_caller_says(make):
+    assert inspect.signature(make).parameters["normalized"].default is False
 
 
 @pytest.mark.parametrize("ids", [None, ["a"]])
@@ -397,11 +390,7 @@ def test_a_part_without_documents_has_ids_if_the_corpus_has(ids):
     assert (some.ids is None) == (none.ids is None) == (ids is None) and len(none) == 0
 
 
-def test_tokens_of_one_dim_and_of_none():
+def test_tokens_of_one_dim():
     corpus = Corpus.from_packed(torch.tensor([[1.0], [3.0], [2.0]]), torch.tensor([0, 1, 3]))
     scores, found = corpus.search(torch.ones(1, 1, 1), 2, normalize=False)
     assert scores.tolist() == [[3.0, 1.0]] and found.tolist() == [[1, 0]]
-    with pytest.raises(ValueError, match="d of at least 1"):
-        Corpus.from_packed(torch.ones(3, 0), torch.tensor([0, 1, 3]))
-    with pytest.raises(TypeError, match="offsets must be a"):
-        Corpus.from_packed(torch.ones(3, 2), [0, 1, 3])

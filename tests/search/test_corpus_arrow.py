@@ -1,9 +1,7 @@
 """Columns of Arrow and parquet files as corpora: memory that is shared, and messages that name the row.
 
-pyarrow is no package of the other tests: tests/search/test_lancedb.py says how these run.
+pyarrow is no package of the other tests: tests/search/test_environments.py runs these.
 """
-
-import sys
 
 import numpy as np
 import pytest
@@ -13,22 +11,13 @@ import late_interaction as li
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _parquet
 from late_interaction.lik.varlen import maxsim_varlen
-from tests.lancedb_environment import here
-from tests.support.coded import stored_as
+from tests.lancedb_environment import needs_pyarrow, pa
+from tests.support.corpora import best_of, stored_as
 from tests.support.packed import pack_sequences
 
-pa = pytest.importorskip("pyarrow") if here("pyarrow") else None
-pq = pytest.importorskip("pyarrow.parquet") if here("pyarrow") else None
-needs_pyarrow = pytest.mark.skipif(pa is None, reason="pyarrow is not installed: make lancedb runs these")
+pytestmark = needs_pyarrow
+pq = pytest.importorskip("pyarrow.parquet") if pa else None
 LENGTHS = [3, 0, 7, 40, 1, 33, 0]
-
-
-def test_without_pyarrow(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        ImportError, match=r"Arrow arrays need pyarrow: pip install 'late-interaction\[arrow\]'"
-    ):
-        Corpus.from_arrow([[[1.0]]])
 
 
 def documents(lengths=LENGTHS, d=4):
@@ -50,7 +39,6 @@ def values_of(array):
     return array.values.values.buffers()[1].address
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("inner", ["fixed", "list"])
 @pytest.mark.parametrize("value", ["float32", "float16"])
 @pytest.mark.parametrize("large", [False, True])
@@ -64,7 +52,6 @@ def test_layouts(inner, value, large):
     assert corpus.shards[0].tokens.data_ptr() == values_of(array)
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("inner", ["fixed", "list"])
 def test_slices_share_memory(inner):
     docs = documents()
@@ -79,7 +66,6 @@ def test_slices_share_memory(inner):
             assert corpus.shards[0].tokens.data_ptr() == values_of(array) + skipped
 
 
-@needs_pyarrow
 def test_slices_of_every_level():
     """A column whose tokens, and whose values, are slices of longer arrays."""
     values = pa.array(torch.arange(48.0).tolist(), pa.float32())
@@ -91,7 +77,6 @@ def test_slices_of_every_level():
     assert corpus.shards[0].tokens.data_ptr() == values.buffers()[1].address + (8 + 8) * 4
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_chunks_are_shards_and_score_where_they_lie(dtype, device):
     docs, ids = documents(LENGTHS * 3), [str(i) for i in range(21)]
@@ -105,13 +90,11 @@ def test_chunks_are_shards_and_score_where_they_lie(dtype, device):
     tokens, offsets = pack_sequences([x.to(corpus.dtype).to(device) for x in docs])
     Q = torch.randn(3, 5, 4, device=device).to(corpus.dtype)
     scores = maxsim_varlen(Q.flatten(0, 1), tokens, torch.arange(0, 16, 5, device=device), offsets)
-    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :8]
     for chunk_bytes in (50, 1 << 20):
         got = corpus.search(Q, 8, normalize=False, chunk_bytes=chunk_bytes)
-        assert torch.equal(got.indices, order) and torch.equal(got.scores, scores.gather(1, order))
+        assert all(map(torch.equal, got, best_of(scores, 8)))
 
 
-@needs_pyarrow
 def test_searching_copies_nothing(monkeypatch):
     """What the operator is given on the CPU is the memory of the column."""
     from late_interaction.corpus import _queries
@@ -131,7 +114,6 @@ def test_searching_copies_nothing(monkeypatch):
     assert len(given) > 2 and rows == sum(LENGTHS)
 
 
-@needs_pyarrow
 def test_nothing():
     fixed = pa.list_(pa.list_(pa.float32(), 4))
     for array in (pa.array([], fixed), pa.chunked_array([], fixed), pa.array([[], []], fixed)):
@@ -163,7 +145,6 @@ def nothing_is_found(corpus):
     assert [len(part) for part in corpus.parts(2)] == [0, 0]
 
 
-@needs_pyarrow
 def test_columns_without_rows():
     for array in columns_without_rows():
         for column in (array, pa.chunked_array([array, array]), pa.chunked_array([], array.type)):
@@ -175,7 +156,6 @@ def test_columns_without_rows():
         Corpus.from_arrow(pa.array([None, None]))
 
 
-@needs_pyarrow
 @pytest.mark.parametrize(
     "options", [{}, {"codec": codecs.Int8(), "normalize": True}, {"d": 8}, {"codec": True}], ids=str
 )
@@ -197,7 +177,6 @@ def test_parquet_files_without_rows(options, tmp_path):
         assert len(Corpus.open(tmp_path / f"more {i}")) == 1
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_d_is_that_of_the_only_token(d):
     """Wherever it is: in the first, a middle or the last document, and in the second chunk."""
@@ -212,7 +191,6 @@ def test_d_is_that_of_the_only_token(d):
             Corpus.from_arrow(before)
 
 
-@needs_pyarrow
 @pytest.mark.parametrize(
     "row, length", [([[1.0, 2.0], [3.0]], 1), ([[1.0, 2.0, 3.0]], 3), ([[1.0, 2.0], [], [3.0]], 0)]
 )
@@ -227,7 +205,6 @@ def test_tokens_of_other_lengths_name_their_row(row, length):
         Corpus.from_arrow(pa.array([[[]]], kind))
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("inner", ["fixed", "list"])
 @pytest.mark.parametrize(
     "row, message",
@@ -251,7 +228,6 @@ def test_nulls_name_their_row(inner, row, message):
         Corpus.from_arrow(pa.chunked_array([first, *array.chunks]))
 
 
-@needs_pyarrow
 @pytest.mark.parametrize(
     "make, options, message",
     [
@@ -265,11 +241,6 @@ def test_nulls_name_their_row(inner, row, message):
         (lambda: column(documents()), {"d": 5}, "d must be that of the lists, 4, or None, got 5"),
         (lambda: column(documents()), {"d": 3}, "d must be that of the lists, 4, or None, got 3"),
         (lambda: column(documents()), {"ids": ["a"]}, "ids must be as many as the 7 documents, got 1"),
-        (
-            lambda: pa.array([[], [[1.0, 2.0]], [[1.0, 2.0], [1.0]]], pa.list_(pa.list_(pa.float32()))),
-            {},
-            "row 2 of documents must have tokens of 2 values, got one of 1",
-        ),
     ],
 )
 def test_refused(make, options, message):
@@ -281,14 +252,11 @@ def test_refused(make, options, message):
 
 
 def write_parquet(path, docs, inner="fixed", ids=None, group=10):
-    import pyarrow.parquet as pq
-
     table = pa.table({"id": ids or list(range(len(docs))), "vector": column(docs, inner)})
     pq.write_table(table, path, row_group_size=group)
     return path
 
 
-@needs_pyarrow
 @pytest.mark.parametrize("inner", ["fixed", "list"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_parquet(inner, dtype, tmp_path, monkeypatch):
@@ -301,58 +269,39 @@ def test_parquet(inner, dtype, tmp_path, monkeypatch):
     assert list(corpus.ids) == [str(i) for i in range(28)] and seen[-1] == (28, 28) and len(seen) >= 7
     for got, x in zip(corpus, docs, strict=True):
         torch.testing.assert_close(got, x, atol=0 if dtype == torch.float32 else 0.02, rtol=0)
+    again = Corpus.from_parquet(source, tmp_path / "again", column="vector", total=70, **options)
+    assert again.ids is None and seen[-1] == (28, 70)  # what the caller gives goes before what the file says
 
 
-@needs_pyarrow
-@pytest.mark.parametrize("kept", [3, 10, 17, 28])
-def test_parquet_resumed(kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(_parquet, "_ROWS", 4)
-    docs = documents(LENGTHS * 4)
-    source = write_parquet(tmp_path / "file.parquet", docs, ids=[f"d{i}" for i in range(28)])
+@pytest.mark.parametrize("kept", [0, 3, 7, 10, 17, 27, 28])
+@pytest.mark.parametrize("id_column", [None, "id"])
+def test_parquet_resumed(kept, id_column, tmp_path, monkeypatch):
+    """Row groups of 10, 10 and 8 rows, 7 rows at a time: no group is read that the folder has already."""
+    monkeypatch.setattr(_parquet, "_ROWS", 7)
+    docs, ids = documents(LENGTHS * 4), [f"d{i}" for i in range(28)]
+    source = write_parquet(tmp_path / "file.parquet", docs, ids=ids)
+    options = {"column": "vector", "id_column": id_column}
+    whole = Corpus.from_parquet(source, tmp_path / "whole", **options)
     with pytest.raises(KeyError), Corpus.create(tmp_path / "corpus", d=4) as builder:
-        builder.add(docs[:kept], [f"d{i}" for i in range(kept)])
+        builder.add(docs[:kept], ids[:kept] if id_column else None)
         builder.flush()
         raise KeyError
     with pytest.raises(CorpusError, match="not finished"):
         Corpus.open(tmp_path / "corpus")
-    options = {"column": "vector", "id_column": "id", "resume": True}
-    corpus = Corpus.from_parquet(source, tmp_path / "corpus", **options)
-    whole = Corpus.from_parquet(source, tmp_path / "whole", column="vector", id_column="id")
-    assert list(corpus.ids) == list(whole.ids) and all(map(torch.equal, corpus, whole))
+    read, iterate = [], pq.ParquetFile.iter_batches
+
+    def watched(file, rows, row_groups, columns):
+        read.append((rows, [*row_groups], columns))
+        return iterate(file, rows, row_groups=row_groups, columns=columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
+    corpus = Corpus.from_parquet(source, tmp_path / "corpus", resume=True, **options)
+    groups = [i for i, stop in enumerate((10, 20, 28)) if kept < stop]
+    assert read == [(7, groups, ["vector", "id"] if id_column else ["vector"])]
+    assert all(torch.equal(x, y) for x, y in zip(corpus, whole, strict=True))
+    assert len(corpus) == 28 and (id_column is None or list(corpus.ids) == ids)
 
 
-@needs_pyarrow
-@pytest.mark.parametrize(("done", "groups", "batches"), [
-    (0, [0, 1, 2], [(0, 7), (7, 7), (14, 7), (21, 7)]),
-    (3, [0, 1, 2], [(3, 4), (7, 7), (14, 7), (21, 7)]),
-    (7, [0, 1, 2], [(7, 7), (14, 7), (21, 7)]),
-    (10, [1, 2], [(10, 7), (17, 7), (24, 4)]),
-    (17, [1, 2], [(17, 7), (24, 4)]),
-    (27, [2], [(27, 1)]),
-    (28, [], []),
-])  # fmt: skip
-@pytest.mark.parametrize("id_column", [None, "id"])
-def test_what_is_read_of_a_parquet_file(done, groups, batches, id_column, tmp_path, monkeypatch):
-    """Row groups of 10, 10 and 8 rows, 7 rows at a time: no group and no row that the folder has already."""
-    import pyarrow.parquet as pq
-
-    monkeypatch.setattr(_parquet, "_ROWS", 7)
-    docs = documents([1] * 28)
-    file = pq.ParquetFile(write_parquet(tmp_path / "file.parquet", docs))
-    read, iterate = [], file.iter_batches
-    monkeypatch.setattr(file, "iter_batches", lambda n, row_groups, columns: (
-        read.append((n, [*row_groups], columns)), iterate(n, row_groups=row_groups, columns=columns))[1]
-    )  # fmt: skip
-    names = ["vector"] if id_column is None else ["vector", "id"]
-    found = list(_parquet._batches(file, "vector", id_column, done))
-    assert read == [(7, groups, names)] and [(row, len(batch)) for row, batch in found] == batches
-    for row, batch in found:
-        assert batch.schema.names == names
-        values = torch.tensor(batch.column(0).to_pylist()).squeeze(1)
-        assert torch.equal(values, torch.cat(docs[row : row + len(batch)]))
-
-
-@needs_pyarrow
 def test_d_of_a_parquet_file(tmp_path, monkeypatch):
     """That of the first token, which may be in a later batch of rows."""
     monkeypatch.setattr(_parquet, "_ROWS", 4)
@@ -365,7 +314,6 @@ def test_d_of_a_parquet_file(tmp_path, monkeypatch):
     assert (len(corpus), corpus.tokens, corpus.d) == (6, 0, 4)
 
 
-@needs_pyarrow
 def test_ids_of_a_parquet_file_that_are_null(tmp_path, monkeypatch):
     monkeypatch.setattr(_parquet, "_ROWS", 4)
     ids = [str(i) for i in range(14)]
@@ -376,7 +324,6 @@ def test_ids_of_a_parquet_file_that_are_null(tmp_path, monkeypatch):
         Corpus.from_parquet(source, tmp_path / "other", column="vector", id_column="ids")
 
 
-@needs_pyarrow
 def test_parquet_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(_parquet, "_ROWS", 4)
     docs = documents(LENGTHS * 2)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError
-from tests.support.coded import stored_as
+from tests.support.corpora import CODES, created, in_memory, stored_as
 
 METHODS = ["spawn", "forkserver", "fork"]
 
@@ -26,24 +25,17 @@ def ids(count=60):
     return [f"d{i}" for i in range(count)]
 
 
-def built(path, kind="float32"):
+def built(path, kind=torch.float32):
     docs = documents()
-    how = stored_as(getattr(torch, kind, None))
-    if kind == "residuals":
-        how = {"codec": codecs.Residual.train(torch.cat(docs), 8)}
-    with Corpus.create(path, d=16, shard_bytes=2000, **how) as builder:
-        builder.add(docs, ids())
-    return Corpus.open(path)
+    return created(path, docs, ids(), shard_bytes=2000, **stored_as(kind, docs))
 
 
-def in_memory():
-    docs = documents()
-    offsets = torch.tensor([0, *map(len, docs)]).cumsum(0)
-    return Corpus.from_packed(torch.cat(docs), offsets, ids=ids())
+def of_memory():
+    return in_memory(documents(), ids=ids())
 
 
 def from_numpy():
-    return Corpus.from_numpy(torch.cat(documents()).numpy(), in_memory().shards[0].offsets.numpy())
+    return Corpus.from_numpy(torch.cat(documents()).numpy(), of_memory().shards[0].offsets.numpy())
 
 
 def queries():
@@ -92,7 +84,7 @@ class Texts(Dataset):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_process_searches_what_this_one_opened_or_has_in_memory(method, tmp_path):
-    whole = built(tmp_path / "corpus"), in_memory(), from_numpy()
+    whole = built(tmp_path / "corpus"), of_memory(), from_numpy()
     corpora = [*whole, *(corpus.parts(3)[1] for corpus in whole)]
     wanted = [facts_of(corpus) for corpus in corpora]
     assert told_by(method, corpora) == wanted == [facts_of(corpus) for corpus in corpora]
@@ -107,7 +99,7 @@ def test_workers_of_a_data_loader(method, tmp_path):
     assert torch.equal(torch.stack(sums), torch.stack([dataset[i][1] for i in range(60)]))
 
 
-@pytest.mark.parametrize("kind", ["float16", "int8", "float8_e4m3fn", "residuals"])
+@pytest.mark.parametrize("kind", [torch.float16, *CODES, "residuals"], ids=str)
 def test_the_pickle_of_a_folder_is_its_path(kind, tmp_path, monkeypatch):
     corpus = built(tmp_path / "corpus", kind)
     for one in (corpus, *corpus.parts(2)[1].parts(3)):
@@ -123,11 +115,10 @@ def test_the_pickle_of_a_folder_is_its_path(kind, tmp_path, monkeypatch):
     again.verify()
 
 
-@pytest.mark.parametrize("kind", [codecs.Int8(), codecs.Fp8(), "residuals"])
+@pytest.mark.parametrize("kind", [*CODES, "residuals"], ids=str)
 def test_codes_in_memory_travel(kind):
     docs = documents()
-    codec = codecs.Residual.train(torch.cat(docs), 8) if kind == "residuals" else kind
-    corpus = Corpus.from_codes(codec.encode(docs), ids=ids())
+    corpus = Corpus.from_codes(stored_as(kind, docs)["codec"].encode(docs), ids=ids())
     corpus.delete(["d0", "d9", "d10"])
     wanted = facts_of(corpus)
     for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
@@ -140,8 +131,7 @@ def test_a_folder_that_holds_another_corpus_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "corpus")
     with pytest.raises(FileNotFoundError, match="there is no corpus in"):
         pickle.loads(text)
-    with Corpus.create(tmp_path / "corpus", d=16) as builder:
-        builder.add(documents(3))
+    created(tmp_path / "corpus", documents(3))
     words = f"{tmp_path / 'corpus'} holds another corpus than the one that was pickled"
     with pytest.raises(CorpusError, match=words):
         pickle.loads(text)
@@ -161,7 +151,7 @@ def test_a_part_of_memory_travels_without_the_rest():
 
 
 def test_a_pickled_corpus_does_not_hold_its_documents_twice():
-    corpus = in_memory()
+    corpus = of_memory()
     corpus.delete(["d3"])
     wanted, before = facts_of(corpus), weakref.ref(corpus.shards[0])
     assert facts_of(pickle.loads(pickle.dumps(corpus))) == wanted == facts_of(corpus)

@@ -12,6 +12,7 @@ import torch
 
 import late_interaction as li
 from late_interaction import Corpus, TopK
+from tests.support.corpora import created
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +132,8 @@ def test_threads_may_share_what_they_only_read(tmp_path):
     """A corpus, encoders and their codes."""
     generator = torch.Generator().manual_seed(0)
     docs = [torch.randn(n, 16, generator=generator) for n in [3, 0, 5, 2] * 20]
-    with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=2000) as builder:
-        builder.add(docs, [f"d{i}" for i in range(len(docs))])
-    corpus, muvera = Corpus.open(tmp_path / "corpus"), li.Muvera(16, k_sim=2)
+    corpus = created(tmp_path / "corpus", docs, [f"d{i}" for i in range(len(docs))], shard_bytes=2000)
+    muvera = li.Muvera(16, k_sim=2)
     D = torch.randn(30, 4, 16, generator=generator)
     encodings = muvera.encode_corpus(D)
     queries = [torch.randn(2, 3, 16, generator=generator) for _ in range(24)]

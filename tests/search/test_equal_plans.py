@@ -70,14 +70,6 @@ def test_plans_of_many_documents_are_alike():
         assert (plans[0] == plans[1]) == (dtype == "fp32")
 
 
-class OnGpu:
-    """What the plan of a call is made of, of queries [3, 4, 8] on a GPU."""
-
-    def __init__(self, dtype, is_cuda=True):
-        self.dtype, self.is_cuda, self.shape = dtype, is_cuda, (3, 4, 8)
-        self.device = torch.device("cuda", 1)
-
-
 @pytest.mark.parametrize(
     ("dtype", "precision", "wanted"),
     [
@@ -91,16 +83,16 @@ class OnGpu:
 @pytest.mark.parametrize("masked, normalize, current", [(True, False, 0), (False, True, 0), (True, True, 1)])
 def test_what_a_gpu_s_plan_depends_on(dtype, precision, wanted, masked, normalize, current, monkeypatch):
     entered = []
-    device = lambda x: entered.append(x) or nullcontext()  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "device", lambda x: entered.append(x) or nullcontext())
     monkeypatch.setattr(equal_plans.ops, "cuda_missing", None)
     monkeypatch.setattr(equal_plans.ops, "cuda_capability", lambda: 89)
-    properties = {1: SimpleNamespace(multi_processor_count=128, name="NVIDIA GeForce RTX 4090")}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties[device.index])
+    properties = SimpleNamespace(multi_processor_count=128, name="NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: {1: properties}[device.index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     equal_plans._multiprocessors.cache_clear()
     monkeypatch.setattr(equal_plans, "float32_precision", lambda device: {"cuda": "high"}[device])
-    queries = OnGpu(torch.float32 if dtype == torch.int8 else dtype)  # which int8 documents meet as int8
+    queries = SimpleNamespace(is_cuda=True, shape=(3, 4, 8), device=torch.device("cuda", 1))
+    queries.dtype = torch.float32 if dtype == torch.int8 else dtype  # which int8 documents meet as int8
     documents = torch.ones(5, 7, 8, dtype=dtype)
     alike = equal_plans.Alike(queries, documents, 5, masked, normalize, precision)
     assert alike._call == (3, (4, 7, 8), (*wanted, masked, normalize, "forward", "auto"), (89, 128, True))

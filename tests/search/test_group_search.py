@@ -5,29 +5,27 @@ import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction import Corpus
 from tests.support import search_worker
+from tests.support.corpora import created, in_memory
+from tests.support.groups import on_ranks
 from tests.support.search_worker import COUNTS, documents, queries
-from tests.training.test_contrastive_group import on_ranks
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed with gloo"
 )
 
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
 
 def same(found, expected):
+    """The scores of each process, as float64, have the bits of one process."""
     for scores, indices in found:
         scores = torch.tensor(scores, dtype=torch.float64)
-        torch.testing.assert_close(scores, expected[0], rtol=0, atol=0, equal_nan=True)
-        assert indices == expected[1].tolist()
+        torch.testing.assert_close(scores, expected.scores.double().cpu(), rtol=0, atol=0, equal_nan=True)
+        assert indices == expected.indices.tolist()
 
 
-def bits(found):
-    """Scores of float64 hold those of both dtypes."""
-    return found.scores.double(), found.indices
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_every_process_has_the_best_of_all(world):
     """All kinds in one group: each is a search of its own."""
     found = on_ranks(world, "tests.support.search_worker.searches")
@@ -35,23 +33,12 @@ def test_every_process_has_the_best_of_all(world):
     for name, (kind, k, options) in search_worker.SEARCHES.items():
         Q, D, more = search_worker.inputs(kind)
         if kind == "corpus":
-            wanted = search_worker.whole_corpus().search(Q, k, **options)
+            wanted = in_memory(documents()).search(Q, k, **options)
         else:
             stop = sum(COUNTS[:world])
-            of_documents = {x: more[x][:stop] for x in search_worker.OF_DOCUMENTS if x in more}
-            rest = {x: more[x] for x in ("q_mask",) if x in more}
-            wanted = li.search(Q, D[:stop], k, **rest, **of_documents, **options)
-        same([x[name] for x in found], bits(wanted))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_the_same_bits_on_any_number_of_shards(world):
-    found = on_ranks(world, "tests.support.search_worker.of_shards")
-    assert all(isinstance(x, dict) for x in found), found
-    for name, (dtype, options) in search_worker.SHARDED.items():
-        Q, D, more = search_worker.sharded_inputs(dtype, options.get("masked", False))
-        given = {x: y for x, y in options.items() if x in ("normalize", "largest")} | more
-        same([x[name] for x in found], bits(li.search(Q, D, 12, **given)))
+            more = {x: y[:stop] if x in search_worker.OF_DOCUMENTS else y for x, y in more.items()}
+            wanted = li.search(Q, D[:stop], k, **more, **options)
+        same([x[name] for x in found], wanted)
 
 
 @pytest.mark.parametrize(
@@ -85,16 +72,16 @@ def test_a_process_outside_the_group():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_two_gpus():
     found = on_ranks(2, "tests.support.search_worker.on_gpus", backend="nccl")
     Q, D, _ = search_worker.inputs("padded")
     wanted = li.search(Q.cuda(), D[: sum(COUNTS[:2])].cuda(), 7)
-    same(found, (wanted.scores.double().cpu(), wanted.indices.cpu()))
+    same(found, wanted)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two_gpus
 def test_two_gpus_have_the_bits_of_one():
     found = on_ranks(2, "tests.support.search_worker.shards_on_gpus", backend="nccl")
     assert all(isinstance(x, list) for x in found), found
@@ -103,7 +90,7 @@ def test_two_gpus_have_the_bits_of_one():
         Q, D, more = search_worker.gpu_inputs(sizes)
         wanted = li.search(Q, D, 20, **more)
         for _ in range(6):
-            same([x[place] for x in found], (wanted.scores.double().cpu(), wanted.indices.cpu()))
+            same([x[place] for x in found], wanted)
             place += 1
 
 
@@ -114,14 +101,10 @@ def test_two_gpus_have_the_bits_of_one():
 def test_parts_of_a_corpus(count, tmp_path):
     docs, Q = documents(dtype=torch.float16), queries()
     ids = [f"d{i}" for i in range(len(docs))]
-    with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=900) as builder:
-        builder.add(docs, ids=ids)
-    corpus = Corpus.open(tmp_path / "corpus")
+    corpus = created(tmp_path / "corpus", docs, ids, shard_bytes=900)
     parts = corpus.parts(count)
     assert len(parts) == count and sum(map(len, parts)) == len(docs)
     assert [x for part in parts for x in (part.ids or [])] == ids
-    longest = max(map(len, docs))
-    assert all(abs(part.tokens - corpus.tokens / count) <= longest for part in parts)
     pieces = [x for part in parts for x in part]
     assert all(torch.equal(x, y) for x, y in zip(pieces, corpus, strict=True))
     scores, indices = corpus.search(Q, len(docs))

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +13,11 @@ import torch
 from late_interaction import codecs
 from late_interaction.corpus import Corpus, CorpusError, _tokens
 from tests.build.test_readme import examples
+from tests.support.corpora import best_of, created, in_memory
 from tests.support.index_files import FORMATS, D, Index, unit, write_ids, write_npy
 
 LENGTHS = [3, 0, 7, 40, 1, 33, 64, 5, 17, 2]
 COUNT = len(LENGTHS)
-
-
-def ranked(scores, k):
-    found = scores.sort(descending=True, stable=True)
-    return found.values[:, :k], found.indices[:, :k]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -36,13 +33,13 @@ def test_scores_are_those_of_decompressed_tokens(nbits, form, device, tmp_path):
     Q[1, 2] = 0
     close = {"rtol": 1e-5, "atol": 1e-5, "check_device": False}
     for queries in (Q, unit(Q)):  # as the models of these libraries make them, and others
-        wanted = ranked(index.scores(queries), COUNT - 1)
+        wanted = best_of(index.scores(queries), COUNT - 1)
         for chunk_bytes in (1, None):
             scores, order = corpus.search(queries, COUNT - 1, chunk_bytes=chunk_bytes, precision="highest")
             torch.testing.assert_close(scores, wanted[0], **close)
             assert torch.equal(order.cpu(), wanted[1])
     scores, _ = corpus.search(Q, COUNT - 1, normalize=True, precision="highest")
-    torch.testing.assert_close(scores, ranked(index.scores(unit(Q)), COUNT - 1)[0], **close)
+    torch.testing.assert_close(scores, best_of(index.scores(unit(Q)), COUNT - 1)[0], **close)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -117,7 +114,7 @@ def test_ids_of_pylate(form, sqlite, device, tmp_path):
         assert torch.equal(corpus["document 3"], tokens[3]) and torch.equal(corpus["8"], tokens[8])
         Q = unit(torch.randn(2, 5, D, device=device))
         found = corpus.search(Q, len(kept) - 1, precision="highest")
-        wanted = ranked(index.scores(Q)[:, kept], len(kept) - 1)
+        wanted = best_of(index.scores(Q)[:, kept], len(kept) - 1)
         torch.testing.assert_close(found.scores, wanted[0], rtol=1e-5, atol=1e-5, check_device=False)
         assert torch.equal(found.indices.cpu(), wanted[1])
         assert found.ids == [[corpus.ids[i] for i in own] for own in found.indices.tolist()]
@@ -155,16 +152,14 @@ def test_ids_that_do_not_fit(ids, tmp_path):
 def test_codes_are_copied_into_a_corpus_of_the_same_codec(form, device, tmp_path, monkeypatch):
     index = Index(LENGTHS, 2)
     other = Corpus.open(index.write(tmp_path / "index", form))
-    with Corpus.create(tmp_path / "mine", d=D, codec=other.codec, normalize=True) as builder:
-        builder.add([unit(torch.randn(4, D))])
-    mine = Corpus.open(tmp_path / "mine")
+    mine = created(tmp_path / "mine", [unit(torch.randn(4, D))], codec=other.codec, normalize=True)
     monkeypatch.setattr(_tokens, "encode", lambda *args: pytest.fail("codes of its codec were encoded anew"))
     mine.extend(other)
     own = [x for x in mine.shards if x.documents > 1]
     assert torch.equal(torch.cat([x.tokens for x in own]), codecs.reverse_bits(index.residuals))
     assert torch.equal(torch.cat([x.beside for x in own]), index.codes.int())
     Q = unit(torch.randn(3, 5, D, device=device))
-    wanted = ranked(index.scores(Q), COUNT - 1)
+    wanted = best_of(index.scores(Q), COUNT - 1)
     scores, order = mine.search(Q, COUNT - 1, normalize=True, subset=range(1, COUNT + 1))
     # It scores in the codec's dtype, float16.
     torch.testing.assert_close(scores, wanted[0], rtol=2e-3, atol=2e-3, check_device=False)
@@ -176,12 +171,9 @@ def test_other_corpora_store_decompressed_tokens_with_their_ids(memory, tmp_path
     index = Index(LENGTHS, 4)
     index.write(tmp_path / "index" / "fast_plaid_index", "merged")
     write_ids(tmp_path / "index", {i: f"p{i}" for i in range(COUNT)})
-    if memory:
-        mine = Corpus.from_packed(torch.ones(2, D), torch.tensor([0, 2]), ids=["first"])
-    else:
-        with Corpus.create(tmp_path / "mine", d=D, dtype=torch.float32) as builder:
-            builder.add([torch.ones(2, D)], ["first"])
-        mine = Corpus.open(tmp_path / "mine")
+    mine = in_memory([torch.ones(2, D)], ids=["first"])
+    if not memory:
+        mine = created(tmp_path / "mine", [torch.ones(2, D)], ["first"], dtype=torch.float32)
     mine.extend(Corpus.open(tmp_path / "index"))
     assert list(mine.ids) == ["first", *(f"p{i}" for i in range(COUNT))]
     for i, wanted in enumerate(index.tokens()):
@@ -209,100 +201,74 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def replace_json(name, **changes):
-    def change(folder):
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
+def entries(**changes):
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def colbert_file(name, value):
-    return lambda folder: torch.save(value, folder / name)
+def lengths(value):
+    return lambda path: path.write_text(json.dumps(value))
 
 
-def npy_file(name, value):
-    return lambda folder: write_npy(folder / name, value)
+def saved(value):
+    return lambda path: torch.save(value, path)
 
 
-def doclens(value):
-    return lambda folder: (folder / "doclens.1.json").write_text(json.dumps(value))
+def rows(value):
+    return lambda path: write_npy(path, value)
 
 
+TOO_WIDE, TOO_FEW = torch.zeros(50, 9, dtype=torch.uint8), torch.zeros(60, dtype=torch.int64)
+OBJECTS = np.array([{}], dtype=object)
+# What happens to a file, by the format of the index, and what is said of it.
 DAMAGE = {
-    "colbert": {
-        "a file cut short": (lambda x: cut(x / "1.codes.pt"), "1.codes.pt must be an array .* cut short"),
-        "no residuals": (lambda x: (x / "2.residuals.pt").unlink(), "2.residuals.pt is missing"),
-        "no centroids": (lambda x: (x / "centroids.pt").unlink(), "centroids.pt is missing"),
-        "no lengths": (lambda x: (x / "doclens.0.json").unlink(), "doclens.0.json is missing"),
-        "other lengths": (
-            doclens([1, 2]),
-            r"1.codes.pt must have integers \[3\], for the 3 tokens of doclens.1",
-        ),
-        "negative lengths": (doclens([-1, 104]), "doclens.1.json must be a list of the lengths"),
-        "lengths cut short": (lambda x: cut(x / "doclens.1.json"), "doclens.1.json must be JSON"),
-        "another width": (
-            colbert_file("0.residuals.pt", torch.zeros(50, 9, dtype=torch.uint8)),
-            r"0.residuals.pt must have contiguous uint8 \[50, 4\], .* got torch.uint8 \[50, 9\]",
-        ),
-        "codes of floats": (colbert_file("0.codes.pt", torch.zeros(50)), "0.codes.pt must have integers"),
-        "codes in a list": (colbert_file("0.codes.pt", [1]), r"0.codes.pt must be a tensor, got \[1\]"),
-        "one bucket table": (colbert_file("buckets.pt", torch.zeros(4)), "buckets.pt must have cutoffs and"),
-        "other buckets": (
-            colbert_file("buckets.pt", (torch.zeros(3), torch.zeros(8))),
-            "must have centroids, and cutoffs and weights of buckets: .*bucket_weights",
-        ),
-        "buckets of other bits": (
-            colbert_file("buckets.pt", (torch.zeros(1), torch.zeros(2))),
-            "must have buckets of the 2 bits of its metadata.json",
-        ),
-        "other bits": (
-            replace_json("metadata.json", config={"nbits": 3}),
-            "metadata.json must have num_chunks, and nbits of 1, 2, 4 or 8, got 3 and 3",
-        ),
-        "no bits": (
-            replace_json("metadata.json", config=None),
-            "metadata.json must have num_chunks, and nbits",
-        ),
-        "metadata cut short": (lambda x: cut(x / "metadata.json"), "metadata.json must be JSON"),
-    },
-    "chunks": {
-        "a file cut short": (lambda x: cut(x / "1.codes.npy"), "1.codes.npy must be an array .* cut short"),
-        "a header cut short": (
-            lambda x: (x / "1.codes.npy").write_bytes(b"\x93NUMPY\x01"),
-            "1.codes.npy must be an array",
-        ),
-        "no codes": (lambda x: (x / "1.codes.npy").unlink(), "1.codes.npy is missing"),
-        "no centroids": (lambda x: (x / "centroids.npy").unlink(), "centroids.npy is missing"),
-        "objects": (
-            lambda x: np.save(x / "0.codes.npy", np.array([{}], dtype=object), allow_pickle=True),
-            "0.codes.npy must be an array",
-        ),
-        "centroids that are no numbers": (
-            npy_file("centroids.npy", torch.full((20, D), torch.nan)),
-            "must have centroids, .*: centroids must be finite",
-        ),
-    },
-    "merged": {
-        "a file cut short": (lambda x: cut(x / "merged_codes.npy"), "merged_codes.npy must be an array"),
-        "too few rows": (
-            npy_file("merged_codes.npy", torch.zeros(60, dtype=torch.int64)),
-            r"merged_codes.npy must have integers \[103\], for the 103 tokens of doclens.1.*, got .* \[10\]",
-        ),
-        "other lengths": (doclens([1, 2]), r"merged_codes.npy must have integers \[3\], .* got .* \[103\]"),
-        "another manifest": (
-            replace_json("merged_codes.manifest.json", **{"1.codes.npy": 3}),
-            "merged_codes.manifest.json must have the rows of each chunk",
-        ),
-    },
-}
+    "colbert": [
+        ("1.codes.pt", cut, "1.codes.pt must be an array .* cut short"),
+        ("doclens.1.json", cut, "doclens.1.json must be JSON"),
+        ("metadata.json", cut, "metadata.json must be JSON"),
+        ("2.residuals.pt", Path.unlink, "2.residuals.pt is missing"),
+        ("centroids.pt", Path.unlink, "centroids.pt is missing"),
+        ("doclens.0.json", Path.unlink, "doclens.0.json is missing"),
+        ("doclens.1.json", lengths([1, 2]),
+         r"1.codes.pt must have integers \[3\], for the 3 tokens of doclens.1"),
+        ("doclens.1.json", lengths([-1, 104]), "doclens.1.json must be a list of the lengths"),
+        ("0.residuals.pt", saved(TOO_WIDE),
+         r"0.residuals.pt must have contiguous uint8 \[50, 4\], .* got torch.uint8 \[50, 9\]"),
+        ("0.codes.pt", saved(torch.zeros(50)), "0.codes.pt must have integers"),
+        ("0.codes.pt", saved([1]), r"0.codes.pt must be a tensor, got \[1\]"),
+        ("buckets.pt", saved(torch.zeros(4)), "buckets.pt must have cutoffs and"),
+        ("buckets.pt", saved((torch.zeros(3), torch.zeros(8))),
+         "must have centroids, and cutoffs and weights of buckets: .*bucket_weights"),
+        ("buckets.pt", saved((torch.zeros(1), torch.zeros(2))),
+         "must have buckets of the 2 bits of its metadata.json"),
+        ("metadata.json", entries(config={"nbits": 3}),
+         "metadata.json must have num_chunks, and nbits of 1, 2, 4 or 8, got 3 and 3"),
+        ("metadata.json", entries(config=None), "metadata.json must have num_chunks, and nbits"),
+    ],
+    "chunks": [
+        ("1.codes.npy", cut, "1.codes.npy must be an array .* cut short"),
+        ("1.codes.npy", lambda x: x.write_bytes(b"\x93NUMPY\x01"), "1.codes.npy must be an array"),
+        ("1.codes.npy", Path.unlink, "1.codes.npy is missing"),
+        ("centroids.npy", Path.unlink, "centroids.npy is missing"),
+        ("0.codes.npy", lambda x: np.save(x, OBJECTS, allow_pickle=True), "0.codes.npy must be an array"),
+        ("centroids.npy", rows(torch.full((20, D), torch.nan)),
+         "must have centroids, .*: centroids must be finite"),
+    ],
+    "merged": [
+        ("merged_codes.npy", cut, "merged_codes.npy must be an array"),
+        ("merged_codes.npy", rows(TOO_FEW),
+         r"merged_codes.npy must have integers \[103\], for the 103 tokens of doclens.1.*, got .* \[10\]"),
+        ("doclens.1.json", lengths([1, 2]), r"merged_codes.npy must have integers \[3\], .* got .* \[103\]"),
+        ("merged_codes.manifest.json", entries(**{"1.codes.npy": 3}),
+         "merged_codes.manifest.json must have the rows of each chunk"),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "what"), [(form, what) for form, own in DAMAGE.items() for what in own])
-def test_a_damaged_index_is_refused_by_the_name_of_the_file(form, what, tmp_path):
-    damage, message = DAMAGE[form][what]
+@pytest.mark.parametrize(("form", "damage"), [(form, x) for form, own in DAMAGE.items() for x in own])
+def test_a_damaged_index_is_refused_by_the_name_of_the_file(form, damage, tmp_path):
+    name, change, message = damage
     Index(LENGTHS, 2).write(tmp_path, form)
-    damage(tmp_path)
+    change(tmp_path / name)
     with pytest.raises(CorpusError, match=message) as caught:
         Corpus.open(tmp_path)
     assert str(tmp_path) in str(caught.value)
@@ -322,7 +288,6 @@ def test_other_folders_are_no_indexes(tmp_path):
     (tmp_path / "metadata.json").unlink()  # as when ColBERT was stopped
     with pytest.raises(FileNotFoundError, match=r"there is no corpus in .* no metadata\.json"):
         Corpus.open(tmp_path)
-    with Corpus.create(tmp_path / "own", d=D) as builder:
-        builder.add([torch.ones(2, D)])
+    created(tmp_path / "own", [torch.ones(2, D)])
     shutil.copy(tmp_path / "plan.json", tmp_path / "own")
     assert len(Corpus.open(tmp_path / "own")) == 1

@@ -1,7 +1,6 @@
 """LanceDB and Qdrant, embedded in this process: the reranker, and the ranking of theirs and of float64.
 
-make lancedb makes an environment that has both, pyarrow and Faiss. In another one, one test runs this file,
-tests/search/test_corpus_arrow.py and a search by Faiss over there.
+make lancedb makes an environment that has both; tests/search/test_environments.py runs this file over there.
 """
 
 import asyncio
@@ -16,31 +15,14 @@ import late_interaction as li
 from late_interaction import Corpus
 from late_interaction.integrations import lancedb
 from tests.build.test_readme import examples
-from tests.lancedb_environment import here, run_there
+from tests.lancedb_environment import here, pa
+from tests.support.corpora import created, in_memory
 
-HERE = here("lancedb", "pyarrow")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.skipif(not here("lancedb", "pyarrow"), reason="needs lancedb: make lancedb runs these"),
+]
 maxsim_reranker = partial(lancedb.maxsim_reranker, normalize=True)  # cosines, as the tables' distances
-FAISS = "tests/search/test_muvera.py::test_the_guides_example_with_faiss_finds_what_an_exact_search_finds"
-needs_lancedb = pytest.mark.skipif(not HERE, reason="lancedb is not installed: make lancedb runs these")
-needs_qdrant = pytest.mark.skipif(
-    not here("qdrant_client"), reason="qdrant-client is not installed: make lancedb runs these"
-)
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.mark.skipif(HERE, reason="lancedb runs in this environment")
-def test_all_of_these_in_their_environment():
-    living = [f"tests/search/test_corpus_living.py::{x}" for x in ("TestHistory", "test_filters")]
-    run_there("tests/search/test_lancedb.py", "tests/search/test_corpus_arrow.py", *living, FAISS)
-
-
-@pytest.mark.skipif(HERE, reason="lancedb is installed")
-def test_without_lancedb():
-    needed = r"needs lancedb: pip install 'late-interaction\[lancedb\]'"
-    with pytest.raises(ImportError, match="maxsim_reranker " + needed):
-        maxsim_reranker(torch.ones(2, 4))
-    with pytest.raises(ImportError, match="open_corpus " + needed):
-        lancedb.open_corpus(None)
 
 
 def documents(count=60, d=8):
@@ -61,7 +43,6 @@ def ranking(scores):
 def table(tmp_path):
     """The table, and its documents."""
     import lancedb
-    import pyarrow as pa
 
     docs = documents()
     vector = pa.array([x.tolist() for x in docs], pa.list_(pa.list_(pa.float32(), 8)))
@@ -82,7 +63,6 @@ def check(results, Q, docs, normalize=True):
     return found
 
 
-@needs_lancedb
 @pytest.mark.parametrize("as_function", [True, False])
 def test_vector_search(as_function, table, device):
     table, docs = table
@@ -101,7 +81,6 @@ def test_vector_search(as_function, table, device):
     assert results.column_names == ["id", "text", "vector", "_relevance_score"]
 
 
-@needs_lancedb
 @pytest.mark.parametrize("normalize", [True, False])
 def test_full_text_search(normalize, table):
     table, docs = table
@@ -117,7 +96,6 @@ def hybrid(table, Q, text, reranker, limit=15):
     return search.limit(limit).rerank(reranker).to_arrow()
 
 
-@needs_lancedb
 @pytest.mark.parametrize("return_score", ["relevance", "all"])
 def test_hybrid_search(return_score, table):
     table, docs = table
@@ -133,7 +111,6 @@ def test_hybrid_search(return_score, table):
         assert scored == [i % 5 == 2 for i in found] and None not in results["_distance"].to_pylist()
 
 
-@needs_lancedb
 def test_hybrid_search_of_nothing(table):
     table, docs = table
     Q = torch.randn(4, 8)
@@ -144,32 +121,26 @@ def test_hybrid_search_of_nothing(table):
     assert len(none) == 0 and "_relevance_score" in none.column_names
 
 
-@needs_lancedb
-def test_ties_keep_the_order_of_the_results():
-    import pyarrow as pa
-
-    rows = [[[1.0, 0.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[0.0, 3.0]]] * 3
+def reranked(rows):
+    """Results of two chunks, by a query of the first dim."""
     vector = pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))
-    results = pa.table({"id": list(range(12)), "vector": pa.chunked_array([vector[:5], vector[5:]])})
-    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    results = pa.table({"id": list(range(len(rows))), "vector": pa.chunked_array([vector[:4], vector[4:]])})
+    return maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+
+
+def test_ties_keep_the_order_of_the_results():
+    got = reranked([[[1.0, 0.0]], [[0.0, 1.0]], [[2.0, 0.0]], [[0.0, 3.0]]] * 3)
     assert got["id"].to_pylist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]
 
 
-@needs_lancedb
 def test_rows_that_take_no_rank_come_last():
     """Without a token, or with a score of NaN: behind negative scores, in the order of the results."""
-    import pyarrow as pa
-
-    nan = float("nan")
-    rows = [[], [[-1.0, 0.0]], [[nan, 0.0]], [[-0.6, 0.8]], []]
-    results = pa.table({"id": list(range(5)), "vector": pa.array(rows, pa.list_(pa.list_(pa.float32(), 2)))})
-    got = maxsim_reranker(torch.tensor([[1.0, 0.0]])).rerank_vector("", results)
+    got = reranked([[], [[-1.0, 0.0]], [[torch.nan, 0.0]], [[-0.6, 0.8]], []])
     assert got["id"].to_pylist() == [3, 1, 0, 2, 4]
     scores = torch.tensor(got["_relevance_score"].to_pylist())
     torch.testing.assert_close(scores, torch.tensor([-0.6, -1.0, *[-torch.inf] * 3]))
 
 
-@needs_lancedb
 def test_several_searches_and_the_asynchronous_interface(table, tmp_path):
     import lancedb
 
@@ -189,7 +160,6 @@ def test_several_searches_and_the_asynchronous_interface(table, tmp_path):
     check(asyncio.run(search()), Q, docs)
 
 
-@needs_lancedb
 def test_refused(table):
     table, _ = table
     Q = torch.randn(4, 8)
@@ -207,21 +177,20 @@ def test_refused(table):
         maxsim_reranker(Q, return_score="some")
 
 
-@needs_lancedb
 def test_the_ranking_of_lancedb(table):
-    """Its own exhaustive search of a multivector column, and a corpus over what it returns."""
+    """Its own search of a multivector column, that of a corpus over what it returns, and one of the table."""
     table, docs = table
     Q = torch.randn(6, 8)
     theirs = table.search(Q.numpy()).distance_type("cosine").limit(60).to_arrow()
-    corpus = Corpus.from_arrow(theirs["vector"], ids=[str(i) for i in theirs["id"].to_pylist()])
-    scores, order = corpus.search(Q, 60, normalize=True)
-    assert order.tolist() == list(range(60)) and [int(x) for x in corpus.ids] == ranking(
-        float64_scores(Q, docs)
-    )
-    distances = torch.tensor(theirs["_distance"].to_pylist())
-    zero = float(distances[0] + scores[0])  # the number of query tokens, or 1, as the release has it
-    torch.testing.assert_close(zero - scores, distances, rtol=1e-4, atol=1e-4)
-    assert round(zero, 4) in (6, 1)
+    ids, distances = list(map(str, theirs["id"].to_pylist())), torch.tensor(theirs["_distance"].to_pylist())
+    assert ids == list(map(str, ranking(float64_scores(Q, docs))))
+    for corpus in (Corpus.from_arrow(theirs["vector"], ids=ids), lancedb.open_corpus(table, id_column="id")):
+        found = corpus.search(Q, 60, normalize=True)
+        zero = float(
+            distances[0] + found.scores[0]
+        )  # the number of query tokens, or 1, as the release has it
+        assert found.ids == ids and round(zero, 4) in (6, 1)
+        torch.testing.assert_close(zero - found.scores, distances, rtol=1e-4, atol=1e-4)
 
 
 # ---- a table as a corpus ----
@@ -240,7 +209,6 @@ def rows_read(monkeypatch):
     return read
 
 
-@needs_lancedb
 @pytest.mark.parametrize("block_bytes", [1, 400, 32 << 20])
 def test_a_table_is_searched_where_it_lies(block_bytes, table, device, monkeypatch):
     monkeypatch.setattr(lancedb, "_BLOCK_BYTES", block_bytes)
@@ -267,19 +235,6 @@ def test_a_table_is_searched_where_it_lies(block_bytes, table, device, monkeypat
     assert torch.equal(corpus[57], docs[58]) and torch.equal(corpus[58], docs[3])
 
 
-@needs_lancedb
-def test_the_corpus_of_a_table_ranks_as_lancedb_and_has_ids(table):
-    table, _ = table
-    Q = torch.randn(6, 8)
-    theirs = table.search(Q.numpy()).distance_type("cosine").limit(60).to_arrow()
-    found = lancedb.open_corpus(table, id_column="id").search(Q, 60, normalize=True)
-    assert found.ids == [str(i) for i in theirs["id"].to_pylist()]
-    distances = torch.tensor(theirs["_distance"].to_pylist())
-    zero = float(distances[0] + found.scores[0])
-    torch.testing.assert_close(zero - found.scores, distances, rtol=1e-4, atol=1e-4)
-
-
-@needs_lancedb
 def test_a_table_stays_as_it_is_and_is_imported(table, tmp_path, monkeypatch):
     monkeypatch.setattr(lancedb, "_BLOCK_BYTES", 1000)
     table, docs = table
@@ -290,17 +245,14 @@ def test_a_table_stays_as_it_is_and_is_imported(table, tmp_path, monkeypatch):
                 change()
         first = int(own.ids[0])
         assert all(torch.equal(x, docs[first + i]) for i, x in enumerate(own))
-    with Corpus.create(tmp_path / "mine", d=8, codec=li.codecs.Int8()) as builder:
-        builder.add([torch.ones(2, 8)], ["first"])
-    mine = Corpus.open(tmp_path / "mine")
+    codec = li.codecs.Int8()
+    mine = created(tmp_path / "mine", [torch.ones(2, 8)], ["first"], codec=codec)
     mine.extend(corpus)
     assert list(mine.ids) == ["first", *map(str, range(60))]
-    codec = li.codecs.Int8()
     assert torch.equal(mine["17"], codec.decode(codec.encode(docs[17])).values[0])
     assert table.version == corpus.shards[0].table._version
 
 
-@needs_lancedb
 def test_a_table_at_another_version_is_refused(table):
     table, docs = table
     corpus = lancedb.open_corpus(table)
@@ -313,10 +265,8 @@ def test_a_table_at_another_version_is_refused(table):
     assert torch.equal(corpus[3], docs[3])
 
 
-@needs_lancedb
 def test_tables_and_columns_that_are_no_corpus(table, tmp_path):
     import lancedb as database
-    import pyarrow as pa
 
     table, _ = table
     for bad, message in (
@@ -345,8 +295,8 @@ def test_tables_and_columns_that_are_no_corpus(table, tmp_path):
     assert found.indices.tolist() == [1, -1, -1] and found.scores[0] == 3
 
 
-@needs_qdrant
 def test_the_ranking_of_qdrant():
+    pytest.importorskip("qdrant_client", reason="qdrant-client is not installed: make lancedb runs this")
     from qdrant_client import QdrantClient, models
 
     docs, Q = documents(), torch.randn(6, 8)
@@ -356,13 +306,11 @@ def test_the_ranking_of_qdrant():
     client.create_collection("documents", vectors_config=config)
     client.upsert("documents", [models.PointStruct(id=i, vector=x.tolist()) for i, x in enumerate(docs)])
     theirs = client.query_points("documents", query=Q.tolist(), limit=60).points
-    tokens, offsets = torch.cat(docs), torch.tensor([0, *(len(x) for x in docs)]).cumsum(0)
-    scores, order = Corpus.from_packed(tokens, offsets).search(Q, 60, normalize=True)
+    scores, order = in_memory(docs).search(Q, 60, normalize=True)
     assert order.tolist() == [x.id for x in theirs] == ranking(float64_scores(Q, docs))
     torch.testing.assert_close(scores, torch.tensor([x.score for x in theirs]), rtol=1e-5, atol=1e-5)
 
 
-@needs_lancedb
 def test_the_examples_of_the_guide(tmp_path, monkeypatch):
     Q = torch.nn.functional.normalize(torch.randn(4, 3, 128), dim=-1)
     names = {

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import late_interaction as li
-from late_interaction import Corpus, TopK, codecs
-from tests.support.coded import BITS, FOUR, stored_as
+from late_interaction import TopK, codecs
+from tests.support.coded import BITS, FOUR
+from tests.support.corpora import created, in_memory, stored_as
 
 K = 6
 
@@ -45,10 +46,9 @@ def same(found, expected, **tolerance):
 
 
 def by_topk(Q, D, k, d_mask, **options):
-    best = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk_bytes"})
+    best, again = TopK(Q, k, **options), TopK(Q, k, **options)
     for i in range(0, len(D), 3):
         best.add(D[i : i + 3], None if d_mask is None else d_mask[i : i + 3])
-    again = TopK(Q, k, **{name: x for name, x in options.items() if name != "chunk_bytes"})
     again.load_state_dict(best.state_dict())
     return li.SearchResult(again.scores, again.indices)
 
@@ -64,36 +64,31 @@ def by_merging(Q, D, k, d_mask, **options):
 
 
 def by_corpus(Q, D, k, d_mask, **options):
-    kept = torch.ones(D.shape[:2], dtype=torch.bool, device=D.device) if d_mask is None else d_mask
-    offsets = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
-    corpus = Corpus.from_packed(D[kept].contiguous(), offsets)
+    corpus = in_memory(list(li.Tokens(D, d_mask)), D.device)
     return corpus.search(Q, k, normalize=False, chunk_bytes=500, **options)
 
 
-def of_list(Q, D, k, d_mask, **options):
-    docs = list(D if d_mask is None else li.Tokens(D, d_mask))
-    return li.search(Q, docs, k, **options)
+def searched(chunk_bytes=None, form=None, **first_pass):
+    """A search of documents in some form, for whose first pass all of them are candidates."""
 
-
-def first_pass(kind):
     def search(Q, D, k, d_mask, **options):
-        return li.search(Q, D, k, d_mask=d_mask, normalize=False, coarse=kind, candidates=100, **options)
+        if form is not None:
+            D, d_mask = form(li.Tokens(D, d_mask)), None
+        return li.search(Q, D, k, d_mask=d_mask, chunk_bytes=chunk_bytes, **first_pass, **options)
 
     return search
 
 
 SEARCHES = {
-    "search": lambda Q, D, k, d_mask, **options: li.search(
-        Q, D, k, d_mask=d_mask, chunk_bytes=100, **options
-    ),
-    "list": of_list,
-    "Tokens": lambda Q, D, k, d_mask, **options: li.search(Q, li.Tokens(D, d_mask), k, **options),
+    "search": searched(chunk_bytes=100),
+    "list": searched(form=list),
+    "Tokens": searched(form=lambda D: D),
     "TopK": by_topk,
     "merged": by_merging,
     "Corpus": by_corpus,
-    "hamming": first_pass(codecs.Bits(1, scales=False)),
-    "4bit": first_pass(FOUR),
-    "MUVERA": first_pass(li.Muvera(16, k_sim=2, repetitions=4)),
+    "hamming": searched(coarse=codecs.Bits(1, scales=False), candidates=100),
+    "4bit": searched(coarse=FOUR, candidates=100),
+    "MUVERA": searched(coarse=li.Muvera(16, k_sim=2, repetitions=4), candidates=100),
 }
 
 
@@ -156,12 +151,7 @@ def test_infinite_scores_keep_their_ranks(largest, device):
 def test_empty_documents_of_a_corpus_of_codes(kind, device, tmp_path):
     Q, D, d_mask = inputs(device)
     docs = [x[kept].cpu() for x, kept in zip(D, d_mask, strict=True)]
-    how = {} if kind == "residuals" else stored_as(kind)
-    if kind == "residuals":
-        how = {"codec": codecs.Residual.train(torch.cat(docs), 4, nbits=4)}
-    with Corpus.create(tmp_path / "corpus", d=16, shard_bytes=200, **how) as builder:
-        builder.add(docs)
-    corpus = Corpus.open(tmp_path / "corpus")
+    corpus = created(tmp_path / "corpus", docs, shard_bytes=100, **stored_as(kind, docs))
     assert len(corpus.shards) > 1
     kept = corpus.search(Q, 8, keep_empty=True)
     assert all({1, 4} == set(own[:2]) for own in kept.indices.tolist())

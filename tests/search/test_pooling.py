@@ -12,6 +12,7 @@ import late_interaction as li
 from late_interaction import pool_tokens
 from tests.support import side_by_side
 from tests.support.packed import pack_sequences
+from tests.support.token_forms import FORMS, with_holes
 
 OPS = torch.ops.late_interaction
 F64 = torch.float64
@@ -218,26 +219,29 @@ def test_kmeans_by_definition(device, iterations):
 def test_kmeans_tells_tokens_apart_that_are_close(device, dtype, step):
     """Half precision is clustered in float32, and float64 in float64."""
     x = torch.tensor([1, 1, 1 + step, 1 + step, 1], dtype=F64, device=device).to(dtype).unsqueeze(1)
-    wanted = torch.tensor([2], dtype=torch.int32, device=device)
-    labels, found = OPS.kmeans_labels(x, offsets([5]).to(device), wanted)
-    assert labels.tolist() == [0, 0, 1, 1, 0] and found.tolist() == [2]
+    assert in_two(x) == [0, 0, 1, 1, 0]
+
+
+def in_two(x):
+    """The labels of a document that k-means cuts into two clusters."""
+    wanted = torch.tensor([2], dtype=torch.int32, device=x.device)
+    labels, found = OPS.kmeans_labels(x, offsets([len(x)]).to(x.device), wanted)
+    assert found.tolist() == [2]
+    return labels.tolist()
 
 
 def test_kmeans_goes_on_where_all_tokens_are_first_in_one_cluster(device):
     """Two centers start from equal tokens. The first moves to the mean, and leaves tokens to the second."""
     x = torch.tensor([0, 1, 0, 1], dtype=F64, device=device).unsqueeze(1)
-    wanted = torch.tensor([2], dtype=torch.int32, device=device)
-    labels, found = OPS.kmeans_labels(x, offsets([4]).to(device), wanted)
-    assert labels.tolist() == lloyd(x, 2, 10).tolist() == [1, 0, 1, 0] and found.tolist() == [2]
+    assert in_two(x) == lloyd(x, 2, 10).tolist() == [1, 0, 1, 0]
 
 
 def test_kmeans_pools_like_tokens_and_drops_empty_clusters(device):
     a, b = torch.eye(4, device=device)[:2]
     x = torch.stack([a, a, b, a, b, b, a])
-    pooled = pool_tokens(x, 2, method="kmeans", protected_tokens=0)
-    assert torch.equal(pooled, torch.stack([a, b]))  # of three centers two are equal
-    again = pool_tokens(x, 2, method="kmeans", protected_tokens=0)
-    assert torch.equal(pooled, again)
+    for _ in range(2):
+        pooled = pool_tokens(x, 2, method="kmeans", protected_tokens=0)
+        assert torch.equal(pooled, torch.stack([a, b]))  # of three centers two are equal
 
 
 # ---- the forms of documents ----
@@ -246,28 +250,20 @@ def test_kmeans_pools_like_tokens_and_drops_empty_clusters(device):
 @pytest.mark.parametrize("method", ["ward", "kmeans"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
 def test_every_form_gives_the_same_documents(device, dtype, method):
-    lengths = [5, 0, 12, 1, 30]
     options = {"pool_factor": 2, "method": method}
-    documents = [document(n, "grid").to(device, dtype) for n in lengths]
+    documents = [document(n, "grid").to(device, dtype) for n in [5, 0, 12, 1, 30]]
     pooled = pool_tokens(documents, **options)
     assert [len(x) for x in pooled][1::2] == [0, 1] and all(x.dtype == dtype for x in pooled)
     for x, own in zip(documents, pooled, strict=True):
         assert torch.equal(pool_tokens(x, **options), own)
-
-    packed = pool_tokens(li.Tokens.from_list(documents), **options)
-    assert torch.equal(packed.values, torch.cat(pooled))
-    assert packed.lengths.tolist() == [len(x) for x in pooled] and packed.max_length == packed.lengths.max()
-
-    d_mask = torch.zeros(len(lengths), 40, dtype=torch.bool, device=device)
-    for row, n in zip(d_mask, lengths, strict=True):
-        row[torch.randperm(40, device=device)[:n]] = True
-    padded = torch.full((len(lengths), 40, 16), torch.nan, dtype=dtype, device=device)
-    padded[d_mask] = torch.cat(documents)
-    result = pool_tokens(li.Tokens(padded, d_mask), **options)
-    assert torch.equal(result.pack().values, packed.values) and not result.values[~result.mask].any()
-    assert torch.equal(result.lengths, packed.lengths)
-    whole = pool_tokens(padded.nan_to_num(), **options)
-    assert torch.equal(whole[2], pool_tokens(padded[2].nan_to_num(), **options))
+    for name in FORMS.keys() - {"list"}:
+        result = pool_tokens(FORMS[name](documents), **options)
+        assert torch.equal(result.pack().values, torch.cat(pooled))
+        assert result.lengths.tolist() == [len(x) for x in pooled]
+        assert result.max_length == result.lengths.max()
+        assert result.mask is None or not result.values[~result.mask].any()
+    whole = with_holes(documents).values.nan_to_num()
+    assert torch.equal(pool_tokens(whole, **options)[2], pool_tokens(whole[2], **options))
 
 
 def test_what_comes_out_is_scored(device):
@@ -342,52 +338,47 @@ def test_a_cut_that_cannot_be(message):
         OPS.ward_cut_(*BAD_CUTS[message](cut_arguments()))
 
 
-BAD_LABELS = {
-    "tokens must be floating point": lambda x, cu, k: (x.int(), cu, k),
-    "tokens must be floating point .* of rank 3": lambda x, cu, k: (x.unsqueeze(0), cu, k),
-    "tokens must be floating point .* of rank 1": lambda x, cu, k: (x[:, 0], cu, k),
-    "must be int32": lambda x, cu, k: (x, cu.long(), k),
-    "must be int32, one-dimensional$": lambda x, cu, k: (x, cu, k[0]),
-    "must be int32, one-dimensional": lambda x, cu, k: (x, cu, k.view(1, 1)),
-    r"cu_seqlens must be \[3\], got \[2\]": lambda x, cu, k: (x, cu, k.repeat(2)),
-    r"cu_seqlens must be \[2\], got \[3\]": lambda x, cu, k: (x, offsets([3, 3]), k),
-    "must rise from 0 to 6": lambda x, cu, k: (x, cu - 1, k),
-    "clusters must be at least 1": lambda x, cu, k: (x, cu, k * 0),
-}
+BAD_LABELS = [
+    ("tokens must be floating point", lambda x, cu, k: (x.int(), cu, k)),
+    ("tokens must be floating point .* of rank 3", lambda x, cu, k: (x.unsqueeze(0), cu, k)),
+    ("tokens must be floating point .* of rank 1", lambda x, cu, k: (x[:, 0], cu, k)),
+    ("must be int32", lambda x, cu, k: (x, cu.long(), k)),
+    ("must be int32, one-dimensional$", lambda x, cu, k: (x, cu, k[0])),
+    ("must be int32, one-dimensional", lambda x, cu, k: (x, cu, k.view(1, 1))),
+    (r"cu_seqlens must be \[3\], got \[2\]", lambda x, cu, k: (x, cu, k.repeat(2))),
+    (r"cu_seqlens must be \[2\], got \[3\]", lambda x, cu, k: (x, offsets([3, 3]), k)),
+    ("clusters must be at least 1", lambda x, cu, k: (x, cu, k * 0)),
+    *[
+        ("must rise from 0 to 6", lambda x, _, k, own=own: (x, cu_seqlens(own), k.repeat(len(own) - 1)))
+        for own in ([0, 5], [0, 7], [1, 6], [-1, 6], [0, 4, 2, 6])
+    ],
+]
+
+
+def cu_seqlens(own):
+    return torch.tensor(own, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
-@pytest.mark.parametrize("message", BAD_LABELS)
-def test_labels_that_cannot_be(message, op):
+@pytest.mark.parametrize(("message", "change"), BAD_LABELS)
+def test_labels_that_cannot_be(message, change, op):
     args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
     with pytest.raises(RuntimeError, match=message):
-        getattr(OPS, op)(*BAD_LABELS[message](*args))
+        getattr(OPS, op)(*change(*args))
 
 
-def test_kmeans_takes_at_least_one_iteration():
-    args = document(6, "random"), offsets([6]), torch.tensor([2], dtype=torch.int32)
+def test_iterations_of_kmeans():
+    """One at least, and ten if none are named: the labels of this document still change in the eleventh."""
+    x = torch.rand(200, 1, generator=torch.Generator().manual_seed(1)).sort(0, descending=True).values
+    args = torch.cat((x, x.square()), 1), offsets([200]), torch.tensor([3], dtype=torch.int32)
     for iterations in (0, -1):
         with pytest.raises(RuntimeError, match=f"iterations must be at least 1, got {iterations}"):
             OPS.kmeans_labels(*args, iterations)
-    assert OPS.kmeans_labels(*args, 1)[1].tolist() == [2]
-
-
-def test_kmeans_takes_ten_iterations_if_none_are_named():
-    """The labels of this document still change in the tenth and eleventh."""
-    x = torch.rand(200, 1, generator=torch.Generator().manual_seed(1)).sort(0, descending=True).values
-    args = torch.cat((x, x.square()), 1), offsets([200]), torch.tensor([3], dtype=torch.int32)
+    assert OPS.kmeans_labels(*args, 1)[1].tolist() == [3]
     labels = OPS.kmeans_labels(*args)[0]
     assert torch.equal(labels, OPS.kmeans_labels(*args, 10)[0])
     for other in (9, 11):
         assert not torch.equal(labels, OPS.kmeans_labels(*args, other)[0])
-
-
-@pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
-@pytest.mark.parametrize("cu", [[0, 5], [0, 7], [1, 6], [-1, 6], [0, 4, 2, 6]], ids=str)
-def test_offsets_that_are_not_of_the_tokens(cu, op):
-    args = document(6, "random"), torch.tensor(cu, dtype=torch.int32), torch.ones(len(cu) - 1).int()
-    with pytest.raises(RuntimeError, match="must rise from 0 to 6"):
-        getattr(OPS, op)(*args)
 
 
 @pytest.mark.parametrize("op", ["ward_labels", "kmeans_labels"])
@@ -401,46 +392,3 @@ def test_similarities_beyond_any_number_are_clamped():
     x = torch.tensor([[3e38, 3e38], [3e38, 3e38], [-3e38, -3e38], [1.0, 0.0]])
     labels, found = OPS.ward_labels(x, offsets([4]), torch.tensor([2], dtype=torch.int32))
     assert labels[0] == labels[1] != labels[2] and found.tolist() == [2]
-
-
-# ---- bad input ----
-
-X = torch.ones(6, 4)
-BAD = {
-    "not a tensor": ((None,), {}, TypeError, "D must be a torch.Tensor, got NoneType"),
-    "an empty list": (([],), {}, TypeError, "D must be a torch.Tensor, got list"),
-    "two widths": (([X, X[:, :2]],), {}, ValueError, r"D\[1\] must be \[L, 4\]"),
-    "integers": ((X.int(),), {}, TypeError, "D must be bfloat16"),
-    "no width": ((X[:, :0],), {}, ValueError, "d of at least 1"),
-    "four dims": ((X.view(1, 2, 3, 4),), {}, ValueError, r"D must be \[L, d\] or \[N, L, d\]"),
-    "a factor below 1": ((X, 0.5), {}, ValueError, "pool_factor must be at least 1"),
-    "a factor of NaN": ((X, math.nan), {}, ValueError, "pool_factor must be at least 1"),
-    "an infinite factor": ((X, math.inf), {}, ValueError, "pool_factor must be at least 1 and finite"),
-    "a factor as text": ((X, "2"), {}, TypeError, "pool_factor must be a number, got str"),
-    "another method": ((X,), {"method": "average"}, ValueError, "method must be one of"),
-    "protected": ((X,), {"protected_tokens": -1}, ValueError, "must not be negative, got -1"),
-    "protected, no int": ((X,), {"protected_tokens": 1.0}, TypeError, "protected_tokens must be an int"),
-    "normalize": ((X,), {"normalize": 1}, TypeError, "normalize must be True or False"),
-    "iterations": ((X,), {"iterations": 0}, ValueError, "iterations must be at least 1"),
-    "a few of NaN": (
-        (torch.ones(5, 4).index_fill(0, torch.tensor([1, 3]), math.nan),),
-        {},
-        ValueError,
-        "got 2 of 5 tokens",
-    ),
-    "NaN": ((X.log() / 0,), {}, ValueError, "D must be finite, got 6 of 6 tokens"),
-    "infinity": ((X / torch.tensor([0.0, 1, 1, 1]),), {"method": "kmeans"}, ValueError, "D must be finite"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input(what):
-    args, options, error, message = BAD[what]
-    with pytest.raises(error, match=message):
-        pool_tokens(*args, **options)
-
-
-def test_more_iterations_than_an_operator_can_count():
-    X = torch.randn(9, 4)
-    some, all_of_them = (pool_tokens([X], 3, method="kmeans", iterations=n)[0] for n in (100, 1 << 70))
-    assert torch.equal(some, all_of_them)

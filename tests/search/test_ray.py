@@ -1,6 +1,6 @@
 """late_interaction.ray on a local Ray cluster of several processes, of which some are killed.
 
-make ray makes an environment that has ray, and runs all of them there. In another environment, one test runs
+make ray makes an environment that has ray, and runs all of them there. tests/search/test_environments.py runs
 some of them over there, and all of them nightly: each starts processes that import PyTorch.
 """
 
@@ -14,33 +14,17 @@ import late_interaction as li
 from late_interaction import Corpus
 from late_interaction._ray import search
 from tests.build.test_readme import examples
-from tests.lancedb_environment import here, run_there
-from tests.selection import NIGHTLY
+from tests.lancedb_environment import here, pa
 
-HERE = here("ray", "pyarrow")
-needs_ray = pytest.mark.skipif(not HERE, reason="ray is not installed: make ray runs these")
+ray = pytest.importorskip("ray") if here("ray", "pyarrow") else None
+pytestmark = pytest.mark.skipif(ray is None, reason="needs ray: make ray runs these")
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (9, 4, 0, 7, 12, 1, 8, 11)  # of the blocks
-
-
-@pytest.mark.skipif(HERE, reason="ray runs in this environment")
-def test_all_of_these_in_their_environment():
-    tests = ["test_a_worker_that_is_killed[2]", "test_wrong_arguments"]
-    chosen = [""] if NIGHTLY else [f"::{name}" for name in tests]
-    run_there(*(f"tests/search/test_ray.py{name}" for name in chosen), environment="ray")
-
-
-@pytest.mark.skipif(HERE, reason="ray is installed")
-def test_without_ray():
-    with pytest.raises(ImportError, match=r"needs Ray Data: pip install 'late-interaction\[ray\]'"):
-        li.ray.Documents(None)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Ray with processes that find this checkout; and the folder where tests.support.ray_worker writes."""
-    import ray
-
     folder = tmp_path_factory.mktemp("ray")
     variables = {"LATE_INTERACTION_RAY_TEST": str(folder), "PYTHONPATH": str(ROOT)}
     with pytest.MonkeyPatch.context() as patch:
@@ -77,15 +61,11 @@ def documents(d=8):
 
 
 def column_of(docs):
-    import pyarrow as pa
-
     return pa.array([x.tolist() for x in docs], pa.list_(pa.list_(pa.float32(), 8)))
 
 
 def tables_of(docs):
     """A table for each block."""
-    import pyarrow as pa
-
     parts = np.split(np.arange(len(docs)), np.cumsum(SIZES)[:-1])
     return [pa.table({"vector": column_of([docs[i] for i in part])}) for part in parts]
 
@@ -99,10 +79,7 @@ def same(got, expected):
     assert torch.equal(*bits) and torch.equal(got.indices, expected.indices)
 
 
-@needs_ray
 def test_equals_one_process(cluster):
-    import ray
-
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
     same(li.search(Q, li.ray.Documents(dataset, workers=2), 9), one_process(Q, docs, 9))
@@ -118,11 +95,8 @@ def test_equals_one_process(cluster):
     assert got.indices.sort().values.tolist() == [[-1, *sorted([9, *ranked])]] * 3
 
 
-@needs_ray
 def test_blocks_that_are_read_out_of_order(cluster):
     """And a limit, which cuts rows off a block."""
-    import ray
-
     from tests.support.ray_worker import first_block_last
 
     Q, docs = documents()
@@ -136,11 +110,7 @@ def test_blocks_that_are_read_out_of_order(cluster):
     same(li.search(Q, limited, 9), one_process(Q, docs[:23], 9))
 
 
-@needs_ray
 def test_arrays_of_numpy_and_no_documents(cluster):
-    import pyarrow as pa
-    import ray
-
     Q, docs = documents()
     ragged = ray.data.from_items([{"tokens": x.numpy()} for x in docs], override_num_blocks=3)
     same(li.search(Q, li.ray.Documents(ragged, column="tokens", workers=1), 9), one_process(Q, docs, 9))
@@ -156,7 +126,6 @@ def test_arrays_of_numpy_and_no_documents(cluster):
     assert got.indices.tolist() == [[2, -1, -1]] * 3
 
 
-@needs_ray
 def test_the_guide_s_example(cluster):
     (example,) = [x for x in examples("docs/guide/search.md") if "import ray" in x]
     names = {}
@@ -164,12 +133,9 @@ def test_the_guide_s_example(cluster):
     assert names["rows"].shape == (16, 2) and int(names["rows"].max()) < 3
 
 
-@needs_ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
     """Halfway through the blocks, with a block that it has scored and one that waits for it."""
-    import ray
-
     from tests.support.ray_worker import KilledOnce
 
     monkeypatch.setattr(search, "Scorer", KilledOnce)
@@ -186,10 +152,7 @@ def test_a_worker_that_is_killed(workers, cluster, monkeypatch):
     assert len({path.name.split(".")[2] for path in cluster.glob("done.*")}) >= 2
 
 
-@needs_ray
 def test_workers_that_are_killed_too_often(cluster, monkeypatch):
-    import ray
-
     from tests.support.ray_worker import KilledAlways
 
     monkeypatch.setattr(search, "Scorer", KilledAlways)
@@ -202,11 +165,7 @@ def test_workers_that_are_killed_too_often(cluster, monkeypatch):
     assert len(list(cluster.glob("begun.*"))) > 0
 
 
-@needs_ray
 def test_documents_that_no_corpus_can_be_made_of(cluster):
-    import pyarrow as pa
-    import ray
-
     Q, docs = documents()
     dataset = ray.data.from_arrow(tables_of(docs))
     with pytest.raises(ValueError, match="column must be one of the dataset's, 'vector', got 'text'"):
@@ -216,7 +175,6 @@ def test_documents_that_no_corpus_can_be_made_of(cluster):
         li.search(Q, li.ray.Documents(doubles, workers=1), 9)
 
 
-@needs_ray
 @pytest.mark.parametrize(
     ("option", "error"),
     [
@@ -230,8 +188,6 @@ def test_documents_that_no_corpus_can_be_made_of(cluster):
     ids=str,
 )  # fmt: skip
 def test_wrong_arguments(option, error, cluster):
-    import ray
-
     (name,) = option
     of_documents = name in ("column", "retries", "workers", "dataset")
     given = {"dataset": ray.data.range(3)} | (option if of_documents else {})

@@ -33,11 +33,6 @@ def scored(codec, Q, values, scales, q_mask=None, d_mask=None, d=None):
     )
 
 
-def stored_as(dtype):
-    """The option of a corpus that stores tokens so."""
-    return {"codec": codec_of(dtype)} if dtype in (torch.int8, torch.float8_e4m3fn) else {"dtype": dtype}
-
-
 def packed(shape, d, nbits, device):
     """Random codes of every value, and zeros behind the last dim, by NumPy's own packing."""
     bits = torch.randint(2, (*shape, d * nbits)).numpy().astype(np.uint8)

@@ -1,13 +1,14 @@
 """What the processes of tests/search/test_group_search.py run, one a rank."""
 
+from itertools import accumulate
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import late_interaction as li
-from late_interaction import Corpus
 from tests.support.coded import BITS, FP8, INT8
+from tests.support.corpora import in_memory
 
 COUNTS = (9, 0, 14)  # documents of each rank
 OF_DOCUMENTS = ("d_mask", "subset")
@@ -18,9 +19,11 @@ CODECS = {"int8": INT8, "float8": FP8, "bits": BITS}
 SEARCHES = {
     "padded": ("padded", 7, {}),
     "one": ("padded", 1, {"normalize": True}),
+    "normalized": ("padded", 12, {"normalize": True}),
     "all": ("padded", 50, {"largest": False}),
     "float64": ("float64", 8, {}),
-    "bfloat16": ("bfloat16", 8, {"chunk_bytes": 500}),
+    "bfloat16": ("bfloat16", 8, {"chunk_bytes": 500, "largest": False}),
+    "float16": ("float16", 12, {}),
     "masked": ("masked", 5, {}),
     "empty": ("empty", 20, {}),
     "kept": ("empty", 20, {"keep_empty": True, "largest": False}),
@@ -54,7 +57,7 @@ def inputs(kind):
     if kind in CODECS:
         D[3] = D[4]
         return CODECS[kind].encode(Q), CODECS[kind].encode(D), more
-    if kind == "masked":
+    if kind in ("masked", "float16"):
         more = {"q_mask": torch.rand(4, 6) < 0.7, "d_mask": torch.rand(len(D), 5) < 0.7}
     if kind == "subset":
         more = {"subset": torch.arange(len(D)) % 3 == 0}
@@ -63,69 +66,29 @@ def inputs(kind):
     if kind.startswith("empty"):
         more = {"d_mask": (torch.arange(len(D)) % 4 != 1).unsqueeze(1).expand(-1, 5)}
         kind = kind.removeprefix("empty ")
-    if kind in ("float64", "bfloat16"):
+    if kind in ("float64", "bfloat16", "float16"):
         Q, D = (x.to(getattr(torch, kind)) for x in (Q, D))
     return Q, D, more
 
 
-def whole_corpus():
-    docs = documents()
-    offsets = torch.tensor([0, *(len(x) for x in docs)]).cumsum(0)
-    return Corpus.from_packed(torch.cat(docs), offsets)
-
-
-def own_part(rank, x):
-    first = sum(COUNTS[:rank])
-    return x[first : first + COUNTS[rank]]
+def own(rank, world):
+    """The documents of a rank: as COUNTS says, or as even parts of all where there are more ranks."""
+    ends = [0, *accumulate(COUNTS)]
+    if world > len(COUNTS):
+        ends = [sum(COUNTS) * i // world for i in range(world + 1)]
+    return slice(ends[rank], ends[rank + 1])
 
 
 def searches(rank, world):
-    found = {}
+    found, mine = {}, own(rank, world)
     for name, (kind, k, options) in SEARCHES.items():
         Q, D, more = inputs(kind)
+        options = {"group": dist.group.WORLD} | options
         if kind == "corpus":
-            part = whole_corpus().parts(world)[rank]
-            scores, indices = part.search(Q, k, group=dist.group.WORLD, **options)
+            scores, indices = in_memory(documents()).parts(world)[rank].search(Q, k, **options)
         else:
-            more = {x: own_part(rank, y) if x in OF_DOCUMENTS else y for x, y in more.items()}
-            more |= {"group": dist.group.WORLD} | options
-            scores, indices = li.search(Q, own_part(rank, D), k, **more)
-        found[name] = scores.double().tolist(), indices.tolist()
-    return found
-
-
-# Options of searches, and dtypes of tokens, whose bits no number of shards may change.
-SHARDED = {
-    "float32": (torch.float32, {}),
-    "normalized": (torch.float32, {"normalize": True}),
-    "bfloat16, worst first": (torch.bfloat16, {"largest": False, "chunk_bytes": 480}),
-    "float16, masked": (torch.float16, {"masked": True}),
-    "int8": (torch.int8, {}),
-}
-
-
-def sharded_inputs(dtype, masked=False):
-    """Queries, documents and what comes with them; a document comes several times, and one is NaN."""
-    Q, D, more = queries(), torch.randn(31, 5, 16, generator=torch.Generator().manual_seed(3)), {}
-    D[17:29] = D[2:14]
-    if dtype == torch.int8:
-        return INT8.encode(Q), INT8.encode(D), more
-    D[5, 1] = torch.nan
-    if masked:
-        more["d_mask"] = torch.rand(31, 5, generator=torch.Generator().manual_seed(4)) < 0.7
-    return Q.to(dtype), D.to(dtype), more
-
-
-def of_shards(rank, world):
-    """Search documents that are cut as evenly as they can be."""
-    found = {}
-    for name, (dtype, options) in SHARDED.items():
-        Q, D, more = sharded_inputs(dtype, options.get("masked", False))
-        part = slice(31 * rank // world, 31 * (rank + 1) // world)
-        more = {x: y[part] if x in OF_DOCUMENTS else y for x, y in more.items()}
-        given = {"normalize": False, "group": dist.group.WORLD} | options | more
-        given.pop("masked", None)
-        scores, indices = li.search(Q, D[part], 12, **given)
+            more = {x: y[mine] if x in OF_DOCUMENTS else y for x, y in more.items()}
+            scores, indices = li.search(Q, D[mine], k, **more, **options)
         found[name] = scores.double().tolist(), indices.tolist()
     return found
 
@@ -142,12 +105,12 @@ def differing(rank, world, change):
         scale = options.pop("scale", 1.0)
         Q, D = (li.Codes(INT8, x.sign().char(), torch.ones(x.shape[:2])) for x in (Q, D))
         Q.scales.mul_(scale)
-    li.search(Q, own_part(rank, D), group=dist.group.WORLD, **options)
+    li.search(Q, D[own(rank, world)], group=dist.group.WORLD, **options)
 
 
 def raising(rank, world, when):
     Q, D, _ = inputs("padded")
-    D = own_part(rank, D)
+    D = D[own(rank, world)]
     if when == "before":
         li.search(Q, D, 0 if rank == 1 else 3, group=dist.group.WORLD)
     if rank == 1:
@@ -209,6 +172,6 @@ def shards_on_gpus(rank, world):
 def on_gpus(rank, world):
     Q, D, _ = inputs("padded")
     with torch.cuda.device(rank):
-        D = own_part(rank, D) if rank else own_part(rank, D).cuda()  # rank 1's stay on the CPU
+        D = D[own(rank, world)] if rank else D[own(rank, world)].cuda()  # rank 1's stay on the CPU
         scores, indices = li.search(Q.cuda(), D, 7, group=dist.group.WORLD)
     return scores.double().tolist(), indices.tolist()
