@@ -19,7 +19,7 @@ from bench.peers.implementations import KEYS, einsum_maxsim, load
 from bench.suites import codes, dense, hidden, losses, packed, steps
 from late_interaction._doctor import timing
 from late_interaction._doctor.text import error_text
-from tests.support.bench import CPU, bench, dry_run
+from tests.bench.shared import CPU, bench, dry_run
 from tests.support.side_by_side import anything, release, without_its_init
 
 LAYOUTS = [

@@ -16,7 +16,7 @@ from bench.peers.implementations import KEYS
 from bench.suites import losses as suite
 from late_interaction._doctor.ceilings import Ceilings
 from late_interaction.reference import maxsim_reference
-from tests.support.bench import CPU, bench, dry_run
+from tests.bench.shared import CPU, bench, dry_run
 
 large_batches = pytest.importorskip("bench.report.large_batches", reason="pandas is not installed")
 tables = pytest.importorskip("bench.report.tables")

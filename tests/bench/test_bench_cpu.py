@@ -11,7 +11,7 @@ from bench.harness.library import OURS
 from bench.harness.shape import Shape
 from bench.report.tables import Record, frame
 from bench.suites import cpu, cpu_corpus
-from tests.support.bench import bench
+from tests.bench.shared import bench
 
 report = pytest.importorskip("bench.report.cpu", reason="pandas is not installed")
 

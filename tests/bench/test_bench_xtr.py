@@ -14,7 +14,7 @@ from bench.peers.implementations import KEYS
 from bench.suites import soft
 from bench.suites.soft import grid_scores
 from late_interaction.reference import xtr_scores_reference
-from tests.support.bench import CPU, bench, dry_run
+from tests.bench.shared import CPU, bench, dry_run
 
 TINY = named_shapes.TINY_XTR[0]
 SHAPES = [Shape("a", 3, 7, 5, 11, d=16), Shape("b", 1, 1, 2, 13, d=8), Shape("c", 4, 1, 1, 17, d=8), TINY]

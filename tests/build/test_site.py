@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
+from tests.docs.test_surface import public
 from tests.support.programs import ROOT, printed
-from tests.support.surface import public
 
 DOCS = ROOT / "docs"
 SITE = ROOT / ".venv" / "build" / "site"

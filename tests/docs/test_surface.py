@@ -1,13 +1,15 @@
 """One name and one default for each thing, in every public function, class and method."""
 
+import importlib
 import inspect
+import pkgutil
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+import late_interaction as li
 from late_interaction import pooling
 from late_interaction._checks import options
-from tests.support.surface import public
 
 # Whose names and defaults are those of another package.
 OTHERS = ("lik", "integrations")
@@ -17,6 +19,17 @@ CHOICES = {
     "precision": options.Precision, "backward": options.Backward, "winners": options.Winners,
     "reduction": options.Reduction, "method": pooling.Method, "rule": options.Rule,
 }  # fmt: skip
+
+
+def public(*others):
+    """Every public object by its name: of the package, and of its public modules but those in `others`."""
+    found = {f"late_interaction.{name}": getattr(li, name) for name in li.__all__}
+    for info in pkgutil.walk_packages(li.__path__, "late_interaction."):
+        parts = info.name.split(".")
+        if parts[1] not in others and not any(part.startswith("_") for part in parts):
+            module = importlib.import_module(info.name)
+            found |= {f"{info.name}.{name}": getattr(module, name) for name in module.__all__}
+    return found
 
 
 def callables(name, x):

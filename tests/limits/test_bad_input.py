@@ -122,7 +122,7 @@ def test_masks_of_other_layouts():
         li.maxsim_pairs(Q, PAIRS, None, boolean(3, 1, 7))
 
 
-# Of each option its values, others, and functions beside maxsim and maxsim_pairs that have it.
+# Each option: its values, others, and functions beside maxsim and maxsim_pairs that have it.
 OPTIONS = {
     "winners": (("save", "recompute"), ["keep", "none", "", "Save", 1, True], []),
     "backward": (

@@ -189,7 +189,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-# Of each loss the function, the module, the arguments, the options, and those of the module alone.
+# Each loss: the function, the module, the arguments, the options, and those of the module alone.
 for function, module, args, options, own in [
     (
         li.losses.contrastive, li.losses.Contrastive, (Q, D[:3]),

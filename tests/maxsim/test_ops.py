@@ -185,7 +185,7 @@ torch._inductor.aoti_load_package(path)(x)
 @pytest.mark.gpu
 @pytest.mark.skipif(CUDA_HOME is None, reason="AOTInductor for a GPU needs the CUDA toolkit")
 def test_aot_inductor(tmp_path):
-    """Of a GPU; tokens/test_aot_inductor.py is about the CPU."""
+    """On a GPU; tokens/test_aot_inductor.py has the CPU."""
     attempt = [sys.executable, "-c", TRY_AOT_INDUCTOR, str(tmp_path / "twice.pt2"), "cuda"]
     try:
         loads = subprocess.run(attempt, capture_output=True, timeout=60).returncode == 0

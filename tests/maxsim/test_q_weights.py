@@ -261,7 +261,7 @@ def test_mean_divides_by_the_tokens_that_count(device):
 
 
 def test_mean_of_packed(device):
-    """Of queries of 3, 0 and 5 tokens, of two of which a weight is 0, and of listed pairs of them."""
+    """Queries have 3, 0 and 5 tokens, of two of which a weight is 0; listed pairs of them too."""
     (Q, cu_q), (D, cu_d) = (packed.pack(n, 16, torch.float32, device) for n in ([3, 0, 5], [4, 7]))
     weights = torch.ones(len(Q), device=device)
     weights[[1, 4]] = 0.0
