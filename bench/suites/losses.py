@@ -121,8 +121,8 @@ def _exact(shape, Q, D):
 
 
 def _negative_step(settings, shape, in_batch, pairwise=False):
-    """What runs the loss of a library's scores on one set of inputs, to itself and the gradients of all
-    inputs; and its exact results."""
+    """Return what runs the loss of a library's scores on one set of inputs, to itself and the gradients of
+    all inputs; and its exact results."""
     pairs = dataclasses.replace(shape, Nd=1, layout=PAIRS)
     grid = dataclasses.replace(shape, Nd=shape.Nq, layout=IN_BATCH)
     x = draw(shape, settings.device, settings.dtype)
@@ -146,7 +146,7 @@ def _negative_step(settings, shape, in_batch, pairwise=False):
 
 
 def _chunked_step(settings, shape):
-    """The same of the contrastive loss."""
+    """Return what runs the contrastive loss by chunks, and the exact loss and gradients."""
     x = draw(shape, settings.device, settings.dtype)
     exact, gradients = _exact(shape, x.Q, x.D)
     loss = F.cross_entropy(exact, torch.arange(shape.Nq, device=x.Q.device), reduction="sum")
