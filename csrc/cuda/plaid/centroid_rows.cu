@@ -90,7 +90,7 @@ cudaError_t launch_prepare_rows(const CentroidRowsArgs& args, cudaStream_t strea
 }
 
 cudaError_t launch_centroid_rows(const CentroidRowsArgs& args, int multiprocessors, cudaStream_t stream) {
-  constexpr int kBlocks = 4, kBytes = kRowsWarps * kRowsDepth * static_cast<int>(sizeof(CentroidRowsStage));
+  constexpr int kBlocks = 4, kBytes = kRowsWarps * kRowsDepth * kRowsStageBytes;
   static_assert(kBytes <= 48 << 10, "a kernel has no more shared memory unless it asks");
   const int64_t blocks = std::min<int64_t>(kBlocks * multiprocessors, ceil_div(args.documents.N, kRowsWarps));
   score_by_centroid_rows<<<static_cast<unsigned>(blocks), 32 * kRowsWarps, kBytes, stream>>>(args);

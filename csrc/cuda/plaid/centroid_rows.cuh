@@ -5,15 +5,16 @@
 //
 //   scores of a token's centroid   64 bytes of L2: 32 query rows in fp16, where the centroid itself has 256
 //   residual                       32 bytes: 128 dims as int8 levels, a permutation of four bytes for four
-//   dims multiply                       mma.m16n8k32: 16 tokens by 8 rows of int8 fold sums as floats, the
-//   centroid's scores and the norm, the running maximum
+//   dims multiply                       mma.m16n8k32: 16 tokens by 8 rows of int8 fold sums as fp16 pairs of
+//   rows, the centroid's scores, the norm and the running maximum
 //
-// A query row and the levels of the buckets are int8 with a scale each. Both errors are those of the residual
-// alone, which is the smaller part of a token.
+// A query row and the levels of the buckets are int8 with a scale each, whose errors are those of the
+// residual alone, the smaller part of a token. A similarity is rounded to fp16, as its centroid's score is.
 //
 // Who owns what
-//   warp   every gridDim.x * kWarps-th document, 32 tokens at a time. cp.async fills a ring of the warp some
-//          tiles ahead, also over the end of a document. Codes are loaded a tile ahead of that.
+//   warp   a run of documents with an equal share of the tokens, 32 tokens at a time, whichever documents
+//          they are of: of short documents a tile holds several. cp.async fills a ring of the warp some tiles
+//          ahead; codes and norms are loaded a tile ahead of that.
 //   lane   tokens lane / 4 + 8 k of a tile, and query rows 8 q to 8 q + 7 for lane q of a quad.
 #pragma once
 
@@ -23,6 +24,7 @@
 #include <cstdint>
 
 #include "../forward/epilogue.cuh"
+#include "../pipeline/token_stream.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/ld_st.cuh"
 #include "../ptx/mma_integers.cuh"
@@ -30,196 +32,263 @@
 
 namespace late_interaction {
 
-inline constexpr int kRowsWarps = 4, kRowsTokens = 32, kRowsDepth = 3;
+inline constexpr int kRowsWarps = 4, kRowsDepth = 3;
 inline constexpr int32_t kIntegerAsFloat = 0x4B400000;  // 1.5 * 2^23 as a float: + x has x in its last bits
 
-// A stage of a warp's ring holds a tile of tokens.
-struct CentroidRowsStage {
-  uint4 scores[kRowsTokens][4];     // of the tokens' centroids
-  uint4 residuals[kRowsTokens][2];  // of the tokens
+// A stage of a warp's ring holds a tile of tokens: the scores of their centroids (64 bytes a token), their
+// residuals (32), and their inverse norms, twice in half2, that of token t at 4 * (t % 8) + t / 8.
+inline constexpr int kRowsResiduals = 64 * kStreamTokens, kRowsNorms = kRowsResiduals + 32 * kStreamTokens,
+                     kRowsStageBytes = kRowsNorms + 4 * kStreamTokens;
+
+// Where the scores of a tile's token begin. Lane 4 g + q copies vector q of tokens 4 g to 4 g + 3, one after
+// the other, and reads vector q of tokens 8 k + g: neither has bank conflicts.
+__device__ __forceinline__ uint32_t scores_at(uint32_t token) { return (token ^ (token >> 2 & 1)) * 64; }
+
+// The documents of token_stream.cuh.
+struct ResidualDocuments {
+  const CompressedDocuments& c;
+
+  __device__ __forceinline__ int64_t count() const { return c.N; }
+  __device__ __forceinline__ int64_t tokens() const { return c.packed ? c.capacity : c.N * c.capacity; }
+  __device__ __forceinline__ int64_t begin(int64_t j) const {
+    return c.packed ? min(max(c.extents[j], int64_t{0}), c.capacity) : j * c.capacity;
+  }
+  __device__ __forceinline__ TokenRange range(int64_t j) const {
+    const CompressedSpan span = span_of(c, j);
+    return {span.first, span.count};
+  }
 };
+using ResidualRun = WarpDocuments<ResidualDocuments>;
 
-// A place in the documents of a warp. Those without tokens have no tile.
-struct CentroidRowsCursor {
-  CompressedSpan span;
-  int64_t j;
-  int32_t t = 0;
-
-  __device__ __forceinline__ CentroidRowsCursor(const CentroidRowsArgs& p, int64_t first) : j(first) {
-    enter(p);
-  }
-
-  __device__ __forceinline__ void enter(const CentroidRowsArgs& p) {
-    t = 0;
-    for (; j < p.documents.N; j += step()) {
-      span = span_of(p.documents, j);
-      if (span.count > 0) return;
-    }
-  }
-  __device__ __forceinline__ void next(const CentroidRowsArgs& p) {
-    if ((t += kRowsTokens) < span.count) return;
-    j += step();
-    enter(p);
-  }
-  __device__ __forceinline__ bool exists(const CentroidRowsArgs& p) const { return j < p.documents.N; }
-  // The i-th token of the tile; past the document's end its last one.
-  __device__ __forceinline__ int64_t token(int i) const { return span.first + min(t + i, span.count - 1); }
-
-  static __device__ __forceinline__ int64_t step() { return int64_t{gridDim.x} * kRowsWarps; }
-};
-
-// Asks for what the lane's token of a tile needs first.
-struct TokenAhead {
+// Producer: copies a tile's scores of centroids and residuals. What a lane needs of its token before that is
+// loaded a tile earlier. Of tokens past the last one nothing is copied; no document has them.
+struct RowsProducer {
+  // In global memory, from the warp's base on: of the lane's token, or the vectors that it copies.
+  const uint8_t *codes, *inverse_norms, *residuals, *scores;
+  // In a stage: the vectors that the lane copies, of even and odd tokens, and its token's norm.
+  uint32_t even_to, odd_to, residuals_to, norm_to;
+  int32_t last_token;  // that may be read
   int32_t code = 0;
-  __device__ __forceinline__ void load(const CentroidRowsArgs& p, const CentroidRowsCursor& at) {
-    if (at.exists(p)) code = __ldcs(p.documents.codes + at.token(threadIdx.x % 32));
-  }
-};
+  uint32_t inverse_norm = 0x3C00;  // 1 in fp16
 
-__device__ __forceinline__ void issue_tile(const CentroidRowsArgs& p, const CentroidRowsCursor& at,
-                                           int32_t code, CentroidRowsStage& to) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t centroid = known_centroid(p.documents, code);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const uint32_t row = __shfl_sync(kFullWarp, centroid, 8 * k + lane / 4);
-    if (at.exists(p)) {
-      ptx::cp_async_16(ptx::smem_address(&to.scores[8 * k + lane / 4][lane % 4]),
-                       p.centroid_scores + uint64_t{row} * 4 + lane % 4, 16);
+  __device__ __forceinline__ RowsProducer(const CentroidRowsArgs& p, const ResidualRun& mine) {
+    const uint32_t lane = threadIdx.x % 32;
+    const auto bytes = [](const void* x) { return static_cast<const uint8_t*>(x); };
+    codes = kept(bytes(p.documents.codes) + 4 * (mine.base + lane));
+    inverse_norms = kept(bytes(p.inverse_norms) + 2 * (mine.base + lane));
+    residuals = kept(p.documents.residuals + 32 * mine.base + 16 * lane);
+    scores = kept(bytes(p.centroid_scores) + lane % 4 * 16);
+    even_to = kept(scores_at(lane / 4 * 4) + lane % 4 * 16);
+    odd_to = kept(even_to ^ 64);
+    residuals_to = kept(kRowsResiduals + 16 * lane);
+    norm_to = kept(kRowsNorms + 16 * (lane % 8) + lane / 8 * 4);
+    last_token = mine.last_token;
+  }
+
+  __device__ __forceinline__ void load(const CentroidRowsArgs& p, int32_t first) {
+    if (first + static_cast<int32_t>(threadIdx.x % 32) > last_token) return;
+    code = __ldcs(reinterpret_cast<const int32_t*>(codes + int64_t{first} * 4));
+    if (p.inverse_norms != nullptr) {
+      inverse_norm = __ldcs(reinterpret_cast<const uint16_t*>(inverse_norms + int64_t{first} * 2));
     }
   }
-  if (at.exists(p)) {
+
+  // to: the stage.
+  __device__ __forceinline__ void copy(const CentroidRowsArgs& p, int32_t first, uint32_t to) const {
+    const uint32_t centroid = known_centroid(p.documents, code);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t row = __shfl_sync(kFullWarp, centroid, k, 4);
+      ptx::cp_async_16(to + (k % 2 == 0 ? even_to : odd_to) + k / 2 * 128, scores + uint64_t{row} * 64, 16);
+    }
+    const uint8_t* from = residuals + int64_t{first} * 32;
+    const int32_t token = first + static_cast<int32_t>(threadIdx.x % 32 / 2);
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const int i = 16 * k + lane / 2;
-      ptx::cp_async_16(ptx::smem_address(&to.residuals[i][lane % 2]),
-                       p.documents.residuals + at.token(i) * 32 + lane % 2 * 16, 16);
+      if (token + 16 * k > last_token) break;
+      ptx::cp_async_16(to + residuals_to + 512 * k, from + 512 * k, 16);
+    }
+    ptx::st_shared(to + norm_to, inverse_norm * 0x10001u);
+  }
+};
+
+// Four levels for the buckets in the lower half of a word, whose upper half does not matter. __byte_perm
+// would clear the bits that no bucket has.
+__device__ __forceinline__ uint32_t levels_of(uint32_t levels, uint32_t buckets) {
+  uint32_t four;
+  asm("prmt.b32 %0, %1, 0, %2;\n" : "=r"(four) : "r"(levels), "r"(buckets));
+  return four;
+}
+
+// What the sums of products are multiplied with: of the lane's query rows.
+struct RowScales {
+  float scale[8], of_nothing[8];  // of_nothing: -scale * kIntegerAsFloat
+
+  __device__ __forceinline__ explicit RowScales(const CentroidRowsArgs& p) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      scale[i] = p.query->scale[threadIdx.x % 4 * 8 + i];
+      of_nothing[i] = -scale[i] * __int_as_float(kIntegerAsFloat);
     }
   }
-  ptx::cp_async_commit();
-}
+  __device__ __forceinline__ float times(int32_t sum, int i) const {
+    return fmaf(__int_as_float(sum), scale[i], of_nothing[i]);
+  }
+};
 
-// Four levels for the four buckets in the lower nibbles of a word's low half.
-__device__ __forceinline__ uint32_t levels_of(uint32_t levels, uint32_t buckets) {
-  return __byte_perm(levels, 0, buckets);
-}
-
-// The products of 16 tokens, rows lane / 4 and lane / 4 + 8, with all query rows. Sums begin with
-// kIntegerAsFloat.
+// The products of 16 tokens, rows lane / 4 and lane / 4 + 8, with all query rows, on top of kIntegerAsFloat.
+// A word has eight buckets: those of even dims in the lower half of each of its nibbles.
 __device__ __forceinline__ void multiply_residuals(const uint2 (&words)[2], uint32_t levels,
                                                    const uint2 (&q)[4][4], int32_t (&sums)[4][4]) {
-#pragma unroll
-  for (auto& block : sums) {
-#pragma unroll
-    for (int32_t& sum : block) sum = kIntegerAsFloat;
-  }
+  constexpr int32_t kNothing[4] = {kIntegerAsFloat, kIntegerAsFloat, kIntegerAsFloat, kIntegerAsFloat};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint32_t word[2] = {half == 0 ? words[0].x : words[0].y, half == 0 ? words[1].x : words[1].y};
+    uint32_t even[2], odd[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t word = half == 0 ? words[i].x : words[i].y;
+      even[i] = word & 0x33333333;
+      odd[i] = word >> 2 & 0x33333333;
+    }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
       uint32_t a[4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t part = word[i] >> 16 * step;
-        a[i] = levels_of(levels, part & 0x3333);
-        a[2 + i] = levels_of(levels, part >> 2 & 0x3333);
+        a[i] = levels_of(levels, even[i] >> 16 * step);
+        a[2 + i] = levels_of(levels, odd[i] >> 16 * step);
       }
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const uint2 b = q[2 * half + step][n];
-        ptx::mma_m16n8k32_s8(sums[n], a, b.x, b.y, sums[n]);
+        if (half == 0 && step == 0) {
+          ptx::mma_m16n8k32_s8(sums[n], a, b.x, b.y, kNothing);
+        } else {
+          ptx::mma_m16n8k32_s8(sums[n], a, b.x, b.y, sums[n]);
+        }
       }
     }
   }
 }
 
-// Folds a token of 16, lane / 4 + 8 i, into the maxima of the lane's rows. of_centroid: the scores of its
-// centroid; factor: 1 / norm.
-__device__ __forceinline__ void fold_token(float (&best)[8], const int32_t (&sums)[4][4], int i,
-                                           const uint4& of_centroid, const float (&scale)[8], float factor) {
-  const uint32_t halves[4] = {of_centroid.x, of_centroid.y, of_centroid.z, of_centroid.w};
+// The similarities of the lane's token of 16, lane / 4 + 8 i, with the lane's query rows, in pairs.
+// of_centroid: the scores of its centroid; factor: 1 / norm.
+__device__ __forceinline__ void similarities_of(const int32_t (&sums)[4][4], int i, const uint4& of_centroid,
+                                                const RowScales& scales, __half2 factor, __half2 (&x)[4]) {
+  const uint32_t pairs[4] = {of_centroid.x, of_centroid.y, of_centroid.z, of_centroid.w};
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const float2 of = __half22float2(reinterpret_cast<const __half2&>(halves[n]));
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float sum = __int_as_float(sums[n][2 * i + e]) - __int_as_float(kIntegerAsFloat);
-      const float x = fmaf(sum, scale[2 * n + e], e == 0 ? of.x : of.y) * factor;
-      best[2 * n + e] = max_keeping_nan(best[2 * n + e], x);
-    }
+    const __half2 of_residual =
+        __floats2half2_rn(scales.times(sums[n][2 * i], 2 * n), scales.times(sums[n][2 * i + 1], 2 * n + 1));
+    x[n] = __hmul2(__hadd2(reinterpret_cast<const __half2&>(pairs[n]), of_residual), factor);
   }
 }
+
+// The running maxima of a document, of the lane's query rows over the tokens that it sees, in pairs.
+struct RowMaxima {
+  __half2 best[4];
+
+  __device__ __forceinline__ RowMaxima() { clear(); }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (__half2& pair : best) pair = __half2half2(__ushort_as_half(0xFC00));  // -inf
+  }
+  __device__ __forceinline__ void fold(const __half2 (&x)[4]) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) best[n] = __hmax2_nan(best[n], x[n]);
+  }
+  // The maximum over all lanes of one row, each lane of another.
+  __device__ __forceinline__ float merge_lanes() {
+    merge<16>(best[0], best[2]);
+    merge<16>(best[1], best[3]);
+    merge<8>(best[0], best[1]);
+    best[0] = __hmax2_nan(best[0], __shfl_xor_sync(kFullWarp, best[0], 4));
+    return threadIdx.x & 4 ? __high2float(best[0]) : __low2float(best[0]);
+  }
+  // Stores the sum of a document. any: it has tokens.
+  __device__ __forceinline__ void finish(const CentroidRowsArgs& p, int64_t j, bool any) {
+    const float sum = any ? warp_sum(merge_lanes()) : 0.0f;
+    if (threadIdx.x % 32 == 0) p.scores[j] = p.adds ? p.scores[j] + sum : sum;
+    clear();
+  }
+
+ private:
+  // Of two pairs, the lane keeps the first, or the second if it is the upper of two partners.
+  template <int kPartner>
+  __device__ __forceinline__ void merge(__half2& first, __half2 second) {
+    const bool upper = threadIdx.x & kPartner;
+    const __half2 got = __shfl_xor_sync(kFullWarp, upper ? first : second, kPartner);
+    first = __hmax2_nan(upper ? second : first, got);
+  }
+};
 
 __global__ void __launch_bounds__(32 * kRowsWarps, 4)
     score_by_centroid_rows(const __grid_constant__ CentroidRowsArgs p) {
   extern __shared__ __align__(16) uint8_t shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  auto* ring = reinterpret_cast<CentroidRowsStage*>(shared) + warp * kRowsDepth;
-  const int64_t first = int64_t{blockIdx.x} * kRowsWarps + warp;
+  const ResidualRun mine({p.documents}, kRowsWarps);
   uint2 q[4][4];
 #pragma unroll
   for (int i = 0; i < 16; ++i) q[i / 4][i % 4] = p.query->fragments[i][lane];
   const uint32_t levels = p.query->levels;
-  float scale[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) scale[i] = p.query->scale[lane % 4 * 8 + i];
+  const RowScales scales(p);
+  const uint32_t ring = kept(ptx::smem_address(shared) + warp * kRowsDepth * kRowsStageBytes);
+  TileWalk ahead(mine);
+  RowsProducer producer(p, mine);
+  const auto produce = [&](uint32_t stage) {
+    if (ahead.exists()) producer.copy(p, ahead.first, stage);
+    ptx::cp_async_commit();
+    ahead.next(mine);
+    if (ahead.exists()) producer.load(p, ahead.first);
+  };
+  if (ahead.exists()) producer.load(p, ahead.first);
+#pragma unroll 1
+  for (int stage = 0; stage < kRowsDepth; ++stage) produce(ring + stage * kRowsStageBytes);
 
-  CentroidRowsCursor at(p, first), ahead = at;
-  TokenAhead token;
-  token.load(p, ahead);
+  DocumentWalk at;
+  at.next(mine);
+  RowMaxima maxima;
+  int32_t first = TileWalk::first_tile(at);
+  const uint32_t scores_from = kept(scores_at(lane / 4) + lane % 4 * 16);
+  const uint32_t residuals_from = kept(kRowsResiduals + lane * 8),
+                 norms_from = kept(kRowsNorms + lane / 4 * 16);
+  uint32_t stage = ring;
 #pragma unroll 1
-  for (int stage = 0; stage < kRowsDepth; ++stage) {
-    issue_tile(p, ahead, token.code, ring[stage]);
-    ahead.next(p);
-    token.load(p, ahead);
-  }
-  int stage = 0;
+  while (at.exists()) {
+    ptx::cp_async_wait<kRowsDepth - 1>();
+    __syncwarp();
 #pragma unroll 1
-  for (int64_t j = first; j < p.documents.N; j += CentroidRowsCursor::step()) {
-    float best[8];
+    for (int m = 0; m < 2; ++m) {
+      uint2 words[2];
 #pragma unroll
-    for (float& x : best) x = -INFINITY;
-    const bool any = at.j == j;
-    while (at.j == j) {
-      float inverse = 1.0f;
-      if (p.inverse_norms != nullptr) {
-        inverse = __half2float(static_cast<const __half*>(p.inverse_norms)[at.token(lane)]);
+      for (int i = 0; i < 2; ++i) {
+        words[i] = ptx::ld_shared_v2_b32(stage + residuals_from + 512 * m + 256 * i);
       }
-      const int32_t left = at.span.count - at.t;
-      ptx::cp_async_wait<kRowsDepth - 1>();
-      __syncwarp();
-      const CentroidRowsStage& tile = ring[stage];
+      int32_t sums[4][4];
+      multiply_residuals(words, levels, q, sums);
+      const uint2 norms = ptx::ld_shared_v2_b32(stage + norms_from + 8 * m);
+      __half2 x[2][4];
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        uint2 words[2];
-        uint4 of_centroid[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = 16 * m + 8 * i + lane / 4;
-          words[i] = reinterpret_cast<const uint2*>(tile.residuals[row])[lane % 4];
-          of_centroid[i] = tile.scores[row][lane % 4];
-        }
-        int32_t sums[4][4];
-        multiply_residuals(words, levels, q, sums);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int row = 16 * m + 8 * i + lane / 4;
-          const float factor = __shfl_sync(kFullWarp, inverse, row);
-          if (row < left) fold_token(best, sums, i, of_centroid[i], scale, factor);
-        }
+      for (int i = 0; i < 2; ++i) {
+        const uint4 of_centroid = ptx::ld_shared_v4_b32(stage + scores_from + 1024 * m + 512 * i);
+        const uint32_t factor = i == 0 ? norms.x : norms.y;
+        similarities_of(sums, i, of_centroid, scales, reinterpret_cast<const __half2&>(factor), x[i]);
       }
-      __syncwarp();
-      issue_tile(p, ahead, token.code, ring[stage]);
-      ahead.next(p);
-      token.load(p, ahead);
-      at.next(p);
-      stage = stage + 1 == kRowsDepth ? 0 : stage + 1;
+      const int32_t token = first + 16 * m + lane / 4;
+      fold_documents(
+          mine, at, first + 16 * m,
+          [&](int32_t begin, int32_t end) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              if (token + 8 * i >= begin && token + 8 * i < end) maxima.fold(x[i]);
+            }
+          },
+          [&] { maxima.finish(p, mine.first + at.index, at.end > at.first); });
     }
-    int32_t none[8];
-    reduce_halving<16, 3, 8, false>(best, none);
-    const float sum = warp_sum(any ? best[0] : 0.0f);
-    if (lane == 0) p.scores[j] = p.adds ? p.scores[j] + sum : sum;
+    __syncwarp();
+    produce(stage);
+    first = TileWalk::next_tile(first, at);
+    stage = stage == ring + (kRowsDepth - 1) * kRowsStageBytes ? ring : stage + kRowsStageBytes;
   }
 }
 
