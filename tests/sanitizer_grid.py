@@ -729,6 +729,7 @@ if __name__ == "__main__":
         *((run_hidden, name, arguments) for name, arguments in HIDDEN_CALLS.items()),
         *((run_quantized, name, arguments) for name, arguments in QUANTIZED_CALLS.items()),
         (run_ragged, "quantized, packed documents of many lengths", (80, 32, [40, 300, 0, 90] * 80, 128)),
+        (run_ragged, "quantized, packed documents as a stream", (1, 32, [40, 3, 0, 9] * 1600, 128)),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),

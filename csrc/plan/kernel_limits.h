@@ -171,6 +171,15 @@ constexpr int sm80_d_smem_bytes(int steps, bool wide) {
          (wide ? 32 * kSm80DWarps * kSm80DKeptBytes : 0);
 }
 
+// ---- forward/sm80_stream ----
+
+inline constexpr int kCodeStreamBytes = 128;  // of a token
+inline constexpr int kCodeStreamStages = 2;
+inline constexpr int kCodeStreamStageBytes = 32 * (mma_pitch(kCodeStreamBytes / 32) + 4);  // and of scales
+// Blocks that a multiprocessor holds, as registers allow: query rows of fp8 are widened. ptxas finds more
+// room for 9.0.
+constexpr int code_stream_blocks(bool int8, bool sm90) { return (int8 ? 3 : 2) + (sm90 ? 1 : 0); }
+
 // ---- forward/sm80 ----
 
 enum class Sm80Tile {

@@ -237,6 +237,23 @@ def test_one_query_and_more_short_documents_than_l2_holds_are_a_stream():
         assert forward(1, 20_000, 32, 24, **traits).kernel != stream
 
 
+@pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
+def test_few_rows_and_many_packed_documents_of_codes_are_a_stream(dtype):
+    def kernel(rows, documents, Ld=128, d=128, packed=True, **options):
+        options = {"dtype": dtype, "scaled": True, "given_scales": True, "packed": packed} | options
+        made = forward(1, documents, rows, Ld, d, **options)
+        return made.kernel
+
+    for device in (H200, A100):
+        for rows in (1, 31, 32):
+            assert kernel(rows, 60_000, device=device) == "sm80_stream"
+            assert kernel(rows, 60_000, 24, device=device) == "sm80_stream"
+        assert kernel(33, 60_000, device=device) != "sm80_stream"
+        for options in ({"d": 64}, {"packed": False}, {"dtype": plan.Dtype.bf16}, {"tma_compatible": False}):
+            assert kernel(32, 60_000, device=device, **options) != "sm80_stream"
+    assert kernel(32, 6000) != "sm80_stream"  # of Hopper's warps, some would have no document
+
+
 def test_a_tile_is_narrow_where_a_block_has_one_document_and_copies_are_of_what_a_mask_leaves():
     assert forward(32, 32, 32, 300).tokens == 80 and forward(256, 256, 32, 300).tokens == 152
     assert forward(256, 256, 32, 300, masked=True).compacted and not forward(256, 256, 32, 70).compacted

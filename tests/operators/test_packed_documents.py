@@ -123,6 +123,36 @@ def test_scores(kind, name, queries, d, masks, device):
         assert torch.equal(found, call.padded_scores(q_mask, cu))
 
 
+RUNS = {
+    "fewer documents than warps": [5, 0, 33, 1, 97],
+    "one document": [1],
+    "one long one": [3, 9000, 2],
+    "many in a tile": [k % 4 for k in range(5000)],
+    "of every length": [53 * k % 211 for k in range(4000)],
+    "empty ones in a row": ([0] * 70 + [31]) * 90,
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [(1, 32), (1, 1), (3, 7), (4, 8)])
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("kind", QUANTIZED, ids=str)
+def test_warps_stream_runs_of_documents(kind, name, queries, force):
+    """A tile has tokens of several documents; a bad scale is the fault of its own document alone."""
+    stray = 13 if queries == (3, 7) else 0
+    cu = offsets(RUNS[name], stray).cuda()
+    call = make(kind, queries, int(cu[-1]) + stray, 128, "cuda", one_scale=queries == (1, 1))
+    force("codes stream")
+    q_mask = mask(queries, torch.device("cuda"), "holes" if stray else "none")
+    found = call.check(q_mask, cu)
+    assert torch.equal(call.scores(q_mask, cu), found)
+    if call.scale_d.dim():
+        longest = int(cu.diff().argmax())
+        call.scale_d[int(cu[longest + 1]) - 1] = float("nan")
+        found[:, longest] = float("nan")
+        torch.testing.assert_close(call.scores(q_mask, cu), found, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_tokens_may_lie_anywhere(kind, form, device):

@@ -36,6 +36,10 @@ std::optional<ForwardPlan> plan_sm90_d(const Sizes& s, const ForwardTraits& trai
 std::optional<ForwardPlan> plan_sm90_stream(const Sizes& s, const ForwardTraits& traits,
                                             const Device& device);
 
+// Packed codes.
+std::optional<ForwardPlan> plan_sm80_stream(const Sizes& s, const ForwardTraits& traits,
+                                            const Device& device);
+
 // tokens: of a tile, 8 or 32.
 std::optional<ForwardPlan> plan_sm80_short_docs(const Sizes& s, const ForwardTraits& traits,
                                                 const Device& device, int tokens);

@@ -267,6 +267,12 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
+// True if every warp of a multiprocessor has some documents.
+bool gives_warps_runs(const Sizes& s, const Device& device) {
+  constexpr int64_t kWarps = 12, kDocuments = 4;
+  return s.N >= kDocuments * kWarps * device.sm_count;
+}
+
 std::optional<ForwardPlan> choose_by_rules(const Sizes& s, const ForwardTraits& traits,
                                            const Device& device) {
   if (traits.dtype == Dtype::fp64) return std::nullopt;
@@ -275,6 +281,9 @@ std::optional<ForwardPlan> choose_by_rules(const Sizes& s, const ForwardTraits& 
   if (shorts && worth_short(s, traits, *shorts, device)) return *shorts;
   if (worth_stream(s, device)) {
     if (const auto stream = plan_sm90_stream(s, traits, device)) return *stream;
+  }
+  if (device.wgmma && gives_warps_runs(s, device)) {
+    if (const auto codes = plan_sm80_stream(s, traits, device)) return *codes;
   }
   // The model of mma.sync's kernels knows neither these times of Hopper's nor rows of no whole 16 bytes.
   if ((device.wgmma || !traits.tma_compatible) && worth_direct(s, traits, device)) {

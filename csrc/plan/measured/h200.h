@@ -16,6 +16,7 @@ inline constexpr MmaCosts kWide{3.6, 0.73, 0.0, 1.2, 2.1}, kWideShared{1.1, 6.0,
 inline constexpr MmaCosts kFewRows{6.5, 0.38, 0.53, 0.32, 2.7}, kManyRows{9.1, 0.88, 0.0, 0.98, 4.0};
 inline constexpr MmaCosts kWarpEach{5.4, 0.15, 0.39, 0.082, 3.82}, kWarpEachWide{8.7, 0.23, 0.51, 0.1, 4.0};
 inline constexpr MmaCosts kBlockEach{5.9, 0.33, 0.32, 0.45, 3.98}, kBlockEachWide{8.8, 0.91, 0.56, 0.41, 4.0};
+inline constexpr MmaCosts kCodeStream{5.4, 0.031, 1.2, 0.16, 4.0};  // counted, not fitted
 // Kernels that sum partials, and that combine splits, the latter for each wave of its blocks too.
 inline constexpr double kSumKernel = 1.8, kCombineKernel = 3.0, kCombineWave = 0.2;
 
