@@ -1,8 +1,8 @@
 // The end of a document in kernel.cuh: a consumer warpgroup leaves the maxima of its 128 rows in shared
 // memory and goes on. Its epilogue warp computes rare rows again, scales the maxima, sums and stores them.
 //
-//     consumer        lane: its maxima of four rows       ->  EpilogueBuffer: 128 rows x 4 lanes of a quad
-//     epilogue warp   lane: the maxima of every 32nd row  <-
+//     consumer        lane: its maxima of four rows                    ->  EpilogueBuffer: 128 rows x 4 lanes
+//     epilogue warp   lane: the maxima of every eighth row of 32 rows  <-                  of a quad
 //
 // The buffer holds one document, which the epilogue warp reads at once; the next one comes some thousand
 // clocks later. Of a split, the row maxima are stored, neither scaled nor summed.
@@ -48,13 +48,14 @@ struct EpilogueBuffer {
     ring.producer_commit(0);
   }
 
-  // Takes the maxima of rows lane, lane + 32, ... Of equal maxima the lowest token wins; the sentinel, as
-  // unsigned, is the highest.
+  // Takes the maxima of the lane's rows, as Tile::slot. Of equal maxima the lowest token wins; the sentinel,
+  // as unsigned, is the highest.
   __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
     ring.consumer_wait({0, parity});
+    const uint32_t lane_rows = buffer + 512 * (ptx::tid_x() / 8 % 4) + 16 * (ptx::tid_x() % 8);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const uint32_t from = buffer + 512 * o + 16 * (threadIdx.x % 32);
+      const uint32_t from = lane_rows + 128 * o;
       const float4 m = ptx::ld_shared_v4_f32(from);
       const float value = max_keeping_nan(max_keeping_nan(m.x, m.y), max_keeping_nan(m.z, m.w));
       best[o] = {value, kSentinel};
@@ -68,6 +69,14 @@ struct EpilogueBuffer {
   }
 };
 
+// What a lane of an epilogue warp needs for each document of a row tile.
+struct LaneScales {
+  float4 scale;      // of the lane's rows, as in LaneRows
+  int64_t score_at;  // offset, for document 0, of the score that the lane stores; -1: it stores none
+  // Blocks of 32 rows that each query has in this warp: 1, 2 or 4. 0: some block has rows of two queries.
+  int32_t blocks;
+};
+
 // The row tile of an epilogue warp and what depends on it alone, in shared memory for want of registers.
 template <class Tile>
 struct EpilogueRows {
@@ -75,14 +84,12 @@ struct EpilogueRows {
   // Scales and queries of a lane's rows, as in LaneRows.
   float4 scale[32];
   int4 query[32];
-  // Offsets, for document 0, of the winners of a lane's rows, and of the score that the lane stores, of the
-  // query lane / 8 behind the first. -1: there is no such row, or score.
+  // Offsets, for document 0, of the winners of a lane's rows. -1: there is no such row.
   longlong2 winner_at[Tile::kWinners ? 2 : 1][32];
-  int64_t score_at[32];
+  int64_t score_at[32];  // of LaneScales
   RowTile tile;
-  int32_t first_query, last_query, first_partial;
-  // Blocks of 32 rows that each query has in this warp: 1, 2 or 4. 0: some block has rows of two queries.
-  int32_t blocks;
+  int32_t first_query, last_query, first_partial;  // of the warp, as in LaneRows
+  int32_t blocks;                                  // of LaneScales
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
     const int lane = threadIdx.x % 32;
@@ -98,30 +105,47 @@ struct EpilogueRows {
       winner_at[0][lane] = {at(0), at(1)};
       winner_at[1][lane] = {at(2), at(3)};
     }
-    const int32_t lane_query = lane_rows.first_query + lane / 8;
-    const int64_t partial = int64_t{lane_query} * p.partials +
-                            (lane_query == lane_rows.first_query ? lane_rows.first_partial : 0);
-    score_at[lane] = lane % 8 == 0 && lane_query <= lane_rows.last_query ? partial * p.scores_stride : -1;
-    __syncwarp();
     if (lane == 0) {
       tile = of;
       first_query = lane_rows.first_query;
       last_query = lane_rows.last_query;
       first_partial = lane_rows.first_partial;
-      const bool full = !p.packed && of.count >= Tile::kWarpRows * (consumer + 1);
-      const bool whole_queries = p.Lq % 32 == 0 && Tile::kWarpRows % p.Lq == 0;
-      blocks = !full ? 0 : whole_queries ? p.Lq / 32 : p.Lq % Tile::kWarpRows == 0 ? 4 : 0;
     }
     __syncwarp();
+    // From shared memory again: LaneRows took all registers.
+    const int32_t each = query_blocks(), of_lane = query[lane].x;
+    const bool begun = of_lane == first_query || p.packed;  // false: partial 0
+    const int64_t partial = int64_t{of_lane} * p.partials + (begun ? first_partial : 0);
+    score_at[lane] = each != 0 && lane % (8 * each) == 0 ? partial * p.scores_stride : -1;
+    if (lane == 0) blocks = each;
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ LaneScales lane_scales() const {
+    const int lane = threadIdx.x % 32;
+    return {scale[lane], score_at[lane], blocks};
+  }
+
+  // LaneScales::blocks. From one row to the next the query is the same, or a later one.
+  __device__ __forceinline__ int32_t query_blocks() const {
+    const int32_t others = last_query - first_query, each = others == 3 ? 1 : others == 1 ? 2 : 4;
+    bool all = others == 4 / each - 1;
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const int32_t wanted = first_query + block / each;
+      all = all && query[8 * block].x == wanted && query[8 * block + 7].w == wanted;
+    }
+    return all ? each : 0;
   }
 };
 
 // Applies the query mask and the scales to the maxima, and stores winners.
 template <class Tile>
 __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
-                                                        int32_t j, Maximum (&best)[4]) {
-  const int lane = threadIdx.x % 32;
-  const float4 loaded = rows.scale[lane];
+                                                        const LaneScales& held, int32_t j,
+                                                        Maximum (&best)[4]) {
+  const int lane = ptx::tid_x() % 32;
+  const float4 loaded = Tile::kQuantized ? held.scale : rows.scale[lane];
   const float scale[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
   for (int o = 0; o < 4; ++o) best[o] = scaled(best[o], scale[o]);
@@ -137,23 +161,20 @@ __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, co
 }
 
 // Stores each query's sum over the rows of this warp, four queries at a time. The sums of whole blocks of 32
-// rows need no selection; the order of additions is the same.
+// rows need no selection, and the order of additions is the same.
 template <class Tile>
-__device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueRows<Tile>& rows, int32_t j,
-                                           const Maximum (&best)[4]) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
+                                           const LaneScales& held, int32_t j, const Maximum (&best)[4]) {
+  const int lane = ptx::tid_x() % 32;
   auto* scores = static_cast<float*>(p.scores);
-  if (const int blocks = rows.blocks; blocks != 0) {
-    const float low = best[0].value + best[1].value, high = best[2].value + best[3].value;
-    float sum[4] = {best[0].value, best[1].value, best[2].value, best[3].value};
-    if (blocks > 1) {
-      sum[0] = blocks == 2 ? low : low + best[2].value + best[3].value;
-      sum[1] = blocks == 2 ? high : 0.0f;
-      sum[2] = sum[3] = 0.0f;
-    }
-    const float total = sum_each(sum, threadIdx.x);
-    const int64_t at = rows.score_at[lane];
-    if (at >= 0) scores[at + j] = total;
+  if (const int blocks = Tile::kQuantized ? held.blocks : rows.blocks; blocks != 0) {
+    float sum = best[0].value + best[1].value + best[2].value + best[3].value;
+    if (blocks > 2) sum += __shfl_xor_sync(kFullWarp, sum, 16);
+    if (blocks > 1) sum += __shfl_xor_sync(kFullWarp, sum, 8);
+#pragma unroll
+    for (int partner = 4; partner > 0; partner /= 2) sum += __shfl_xor_sync(kFullWarp, sum, partner);
+    const int64_t at = Tile::kQuantized ? held.score_at : rows.score_at[lane];
+    if (at >= 0) scores[at + j] = sum;
     return;
   }
   const int4 loaded = rows.query[lane];
@@ -166,7 +187,7 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
 #pragma unroll
       for (int o = 0; o < 4; ++o) sum[i] += query[o] == first + i ? best[o].value : 0.0f;
     }
-    const float total = sum_each(sum, threadIdx.x);
+    const float total = sum_each(sum, lane);
     const int32_t lane_query = first + lane / 8;
     if (lane % 8 == 0 && lane_query <= rows.last_query) {
       const bool begun = lane_query == rows.first_query || p.packed;  // false: partial 0
@@ -191,9 +212,13 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
   auto tile_index = static_cast<int32_t>(range.work_tile / p.N);
   auto j = static_cast<int32_t>(range.work_tile % p.N);
   bool entered = false;
+  // Of codes, whose tiles take least: a load of shared memory, busy with the wgmma, takes some 150 clocks.
+  // Elsewhere registers are short.
+  LaneScales held;
   for (uint32_t parity = 0; documents > 0; parity ^= 1, --documents) {
     if (!entered) {
       rows.take(p, row_tile(p, tile_index, Tile::kRows), followed_consumer<Tile>());
+      if constexpr (Tile::kQuantized) held = rows.lane_scales();
       entered = true;
     }
     Maximum best[Tile::kLaneRows];
@@ -212,14 +237,16 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
       return leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
                                     : whole_document(p, rows.tile.query, doc_range.document);
     };
-    resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document, tokens_of,
-                               WaitingMaxima<16>{from.buffer, 4}, best);
+    if (resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document, tokens_of,
+                                   WaitingMaxima<16>{from.buffer, 4}, best)) {
+      if constexpr (Tile::kQuantized) held = rows.lane_scales();  // so that the above has their registers
+    }
     from.ring.consumer_release(0);
     if (leaves_maxima<Tile>(p)) {
       leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);
     } else {
-      scale_and_store_winners<Tile>(p, rows, doc_range.document, best);
-      store_sums<Tile>(p, rows, doc_range.document, best);
+      scale_and_store_winners<Tile>(p, rows, held, doc_range.document, best);
+      store_sums<Tile>(p, rows, held, doc_range.document, best);
     }
     if (++j == p.N) {
       j = 0;

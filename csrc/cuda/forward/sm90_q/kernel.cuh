@@ -131,7 +131,7 @@ struct Sm90QTile {
   static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
-    return kWarpRows * warp + 32 * o + lane;
+    return kWarpRows * warp + 32 * (lane / 8) + 8 * o + lane % 8;
   }
 };
 
