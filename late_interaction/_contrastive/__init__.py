@@ -15,24 +15,7 @@ weights         the gradient of a loss with respect to scores; a softmax weight 
 listed pairs    those whose weight is not negligible, if the backward takes these alone
 winners         for each query token the document token of the greatest similarity
 
-The modules:
-
-``arguments``       the arguments of a public loss: checked, prepared, and agreed on with the group
-``call``            what they become: what one call computes
-``labels``          where the labels of rows lie, what their logits take from the loss, and candidates
-``sequences``       blocks of the sequences of Tokens
-``kernels``         how the operators score and differentiate a block
-``blocks``          how large a block is, and which ones are kept for the backward
-``forward``         the forward pass over a shard of documents
-``backward``        the backward pass over all shards, and where gradients add up
-``blockwise``       the autograd function of every loss: both passes
-``cross_entropy``   the cross entropy, from running sums of the softmax (``softmax``) and the pairs that a
-                    tail leaves (``pair_list``)
-``row_losses``      losses of each query from sums over its logits: hardest negative, SigLIP's and recall's
-``mixup``           virtual examples of recall's, mixed from scores
-``whole``           the losses of a batch that is small enough to keep all scores and winners, or to gather
-                    all documents of a process group
-``single``          the cross entropy of a batch with one token a side, in ``panels``
-``single_shards``   the same over a process group
-``ring``            shards of documents that travel round a process group
+``arguments`` makes a ``call`` of a public loss's arguments. It goes one of these ways: ``whole``, if all
+scores and winners of the batch are kept; ``single`` or ``single_shards``, with one token a side; else
+``blockwise``, by ``forward`` and ``backward``, with the sums of ``cross_entropy`` or of ``row_losses``.
 """

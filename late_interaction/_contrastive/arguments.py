@@ -22,6 +22,7 @@ from late_interaction._checks.tensors import (
     check_not_sharded,
     check_same_kind,
     has_values_on_cpu,
+    scores_dtype,
 )
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, fits_whole
@@ -30,7 +31,7 @@ from late_interaction._contrastive.kernels import choose
 from late_interaction._contrastive.labels import Candidates, Labels
 from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring, join
-from late_interaction._contrastive.sequences import is_single, sum_dtype, with_bounds, with_values
+from late_interaction._contrastive.sequences import is_single, with_bounds, with_values, zeroed
 from late_interaction._group import gathered
 from late_interaction._scoring.norm_warning import look
 from late_interaction._scoring.normalized import unit
@@ -52,15 +53,14 @@ def read(name: str, given: dict[str, Any], *, listed: bool = False) -> Call:
         call = _checked(name, given)
         listed = listed or call.tail > 0
         call = replace(call, whole=alone and fits_whole(call, listed))
-        listed = listed and not call.whole
-        call = _prepared(call, given["normalize"], listed, alone)
     except (TypeError, ValueError):
         if not alone:  # the others learn that this process refused its arguments
             with suppress(RuntimeError):  # its message says so
                 join(name, group, None, {}, _device_of(given["Q"], given["D"], given["hard_negatives"]))
         raise
     if not alone:
-        call = _joined(call, given, listed)
+        call = _joined(call, given)
+    call = _prepared(call, given["normalize"], listed and not call.whole)
     if not given["normalize"]:
         look(name, call.q.values, call.q.mask)
     return call if call.candidates.margin is None else _bounded(call)
@@ -158,9 +158,8 @@ def _checked(name: str, given: dict[str, Any]) -> Call:
     keeps = torch.is_grad_enabled() and (
         numbers or any(x.values.requires_grad for x in (q, d, h) if x is not None)
     )
-    ring = Ring.alone(len(q), len(d), d.values.requires_grad)
     return Call(
-        name, kernels, q, d, h, each, labels, temperature, given["reduction"], ring,
+        name, kernels, q, d, h, each, labels, temperature, given["reduction"], Ring.alone(q, d, h),
         Candidates(own_candidates, excluded, margin), keeps, numbers and keeps, given["symmetric"],
         given["multi_positive"], smoothing, tail, kept, **own,
     )  # fmt: skip
@@ -183,7 +182,7 @@ def _own_candidates(
             return h, None
         found = h.offsets.diff().view(shape) > 0
         if kept is not None:
-            h, found = _zeroed(h, ~kept.flatten()), found & kept
+            h, found = zeroed(h, ~kept.flatten()), found & kept
     else:
         tokens = h.mask
         if tokens is None and kept is None and h.values.shape[1]:
@@ -207,7 +206,7 @@ def _own_options(given: dict[str, Any], Q: Tensor, labels: Labels, documents: in
     mixup = check.check_mixup(given["mixup"], given["generator"], given["group"], given["reduction"])
     own = {"k": check.check_ranks(given["k"]), "rank_temperature": rank_temperature}
     if mixup is not None and labels.index is not None:  # else every document has a query of its own
-        own["mixup"] = Mixup.of(mixup, labels.index, documents, sum_dtype(Q), given["generator"])
+        own["mixup"] = Mixup.of(mixup, labels.index, documents, scores_dtype(Q), given["generator"])
     return own
 
 
@@ -218,32 +217,29 @@ def _learns(number: Any) -> bool:
 # ---- what the blocks need done beforehand ----
 
 
-def _prepared(call: Call, normalize: bool, listed: bool, alone: bool) -> Call:
+def _prepared(call: Call, normalize: bool, listed: bool) -> Call:
     """Prepare the tokens for the operators, and choose these.
 
     Packed tokens, single ones and those of listed pairs are normalized here, others by the operators. Tokens
-    of listed pairs lose what a mask leaves out: in a group once it is known whether any process has a mask.
+    of listed pairs lose what a mask leaves out, if any process has a mask.
     """
-    call = _without_left_out(call)
-    single = alone and is_single(call.q) and is_single(call.d)
-    here = normalize and (call.q.is_packed or single or listed)
+    call, ring = _without_left_out(call), call.ring
+    here = normalize and (call.q.is_packed or ring.single or listed)
     if here:
         call = _mapped(call, _normalized)
-    if listed and alone and any(x is not None and x.mask is not None for x in (call.q, call.d, call.h)):
-        call = _packed(call)
+    if listed and ring.any_mask:  # the host waits for the device
+        call = _mapped(call, lambda x: with_bounds("tokens", x.pack()))
+    if call.d.is_packed and ring.group is not None:
+        call = replace(call, ring=ring.with_packed(call.d))
     if normalize or not call.whole:
-        call = replace(call, kernels=choose(call.q, single, normalize and not here, call.kernels.precision))
+        kernels = choose(call.q, ring.single, normalize and not here, call.kernels.precision)
+        call = replace(call, kernels=kernels)
     return call
 
 
 def _mapped(call: Call, function: Any) -> Call:
     h = None if call.h is None else function(call.h)
     return replace(call, q=function(call.q), d=function(call.d), h=h)
-
-
-def _packed(call: Call) -> Call:
-    """Pack all tokens, without masked ones. The host waits for the device."""
-    return _mapped(call, lambda x: with_bounds("tokens", x.pack()))
 
 
 def _without_left_out(call: Call) -> Call:
@@ -255,18 +251,8 @@ def _without_left_out(call: Call) -> Call:
     left_out = call.labels.left_out
     if left_out is None or (left_out.device.type == "cpu" and not bool(left_out.any())):
         return call
-    h = None if call.h is None else _zeroed(call.h, left_out.repeat_interleave(call.each))
-    return replace(call, q=call.q if call.symmetric else _zeroed(call.q, left_out), h=h)
-
-
-def _zeroed(x: Tokens, sequences: Tensor) -> Tokens:
-    if x.offsets is None or len(x) == 0:
-        rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
-    else:
-        token = torch.arange(x.values.shape[0], dtype=x.offsets.dtype, device=x.device)
-        of_token = torch.bucketize(token, x.offsets[1:].contiguous(), right=True).clamp_max(len(x) - 1)
-        rows = sequences[of_token].unsqueeze(1)
-    return with_values(x, x.values.masked_fill(rows, 0.0))
+    h = None if call.h is None else zeroed(call.h, left_out.repeat_interleave(call.each))
+    return replace(call, q=call.q if call.symmetric else zeroed(call.q, left_out), h=h)
 
 
 def _normalized(x: Tokens) -> Tokens:
@@ -277,7 +263,7 @@ def _normalized(x: Tokens) -> Tokens:
 # ---- process groups ----
 
 
-def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
+def _joined(call: Call, given: dict[str, Any]) -> Call:
     """Agree on the call with all processes. Options are compared as read, so that 1 and 1.0 are the same."""
     name, group = call.name, given["group"]
     agreed = {
@@ -297,18 +283,8 @@ def _joined(call: Call, given: dict[str, Any], listed: bool) -> Call:
         "rank_temperature": call.rank_temperature,
     }
     ring = join(name, group, call, agreed, call.q.device)
-    call = _same_on_device(call, group)
-    if listed and ring.any_mask:
-        call = _packed(call)
-    if call.d.is_packed:
-        ring = ring.with_packed(call.d)
-    # Tokens of other processes may have other lengths, and masks.
-    normalize = call.kernels.normalize
-    if normalize and ring.single:  # as without a group
-        call, normalize = _mapped(call, _normalized), False
-    kernels = choose(call.q, ring.single, normalize, call.kernels.precision)
     scale = float(ring.world) if given["scale_by_world"] else 1.0
-    return replace(call, ring=ring, kernels=kernels, scale=scale)
+    return replace(_same_on_device(call, group), ring=ring, scale=scale)
 
 
 def _shown(number: Tensor | float, symmetric: bool) -> str:

@@ -12,19 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._contrastive.blocks import Grid, KeptBlocks
 from late_interaction._contrastive.call import Call
 from late_interaction._contrastive.forward import own_blocks
 from late_interaction._contrastive.ring import Exchange
-from late_interaction._contrastive.sequences import (
-    Block,
-    blocks_of,
-    longest,
-    mean_bytes,
-    part,
-    rows,
-    sum_dtype,
-)
+from late_interaction._contrastive.sequences import Block, blocks_of, longest, mean_bytes, part, rows
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
 
@@ -39,38 +32,35 @@ class Sums:
     def __init__(self, tokens: Tokens, needed: bool, whole: bool) -> None:
         self.tokens, self.needed, self.in_blocks = tokens, needed, needed and not whole
         self._whole: Tensor | None = None
-        self._out: Tensor | None = None
+        self._out: Tensor | None = None  # the gradient in the dtype of the tokens, all of it or blocks
         self._block: Tensor | None = None
-        self._taken: Tensor | None = None
         self.result: Tensor | None = None  # of the open block, in the dtype of the tokens
 
     @property
     def begun(self) -> bool:
-        return not (self._whole is None and self._out is None and self._taken is None)
+        return not (self._whole is None and self._out is None)
 
     @property
     def whole(self) -> Tensor | None:
         if self._whole is None and self.needed and not self.in_blocks:
             values = self.tokens.values
-            if self._taken is not None:
-                self._whole, self._taken = self._taken.to(sum_dtype(values)), None
+            if self._out is not None:
+                self._whole, self._out = self._out.to(scores_dtype(values)), None
             else:
-                self._whole = torch.zeros(values.shape, dtype=sum_dtype(values), device=values.device)
+                self._whole = torch.zeros(values.shape, dtype=scores_dtype(values), device=values.device)
         return self._whole
 
     def take(self, gradient: Tensor) -> None:
         """Take the whole gradient, in the dtype of the tokens, if nothing has been added."""
-        self._taken = gradient.view(self.tokens.values.shape)
+        self._out = gradient.view(self.tokens.values.shape)
 
     def add(self, gradient: Tensor) -> None:
         """Add a gradient of all tokens, in their dtype, if one is needed. It may be overwritten."""
-        so_far = self.whole  # or None, where they are not whole
-        so_far = self._taken if so_far is None else so_far
-        so_far = self._out if so_far is None else so_far
+        so_far = self._out if self.whole is None else self.whole
         if so_far is not None:
             so_far.add_(gradient)
         elif self.needed:
-            self._taken = gradient
+            self._out = gradient
 
     def open(self, block: Block, at_once: bool = False) -> None:
         """Begin the sums of a block. ``at_once``: its gradient is written to ``result`` instead."""
@@ -81,7 +71,7 @@ class Sums:
             if at_once:
                 self.result = part
             else:
-                self._block = torch.zeros_like(part, dtype=sum_dtype(part))
+                self._block = torch.zeros_like(part, dtype=scores_dtype(part))
 
     def close(self, block: Block) -> None:
         if self._out is not None and self._block is not None:
@@ -94,8 +84,6 @@ class Sums:
 
     def finished(self) -> Tensor | None:
         values = self.tokens.values
-        if self._taken is not None:
-            return self._taken
         if self._whole is not None:
             return self._whole.to(values.dtype)
         if self._out is None and self.needed:
@@ -109,8 +97,45 @@ Listed = tuple[Tensor, Tensor, Tensor]  # rows, columns and logits (or what a lo
 Pair = tuple[Sums, Sums]  # of queries and documents
 
 
-class Weights(Protocol):
-    """The gradients of a loss with respect to the scores of one shard of documents."""
+@dataclass(frozen=True)
+class Found:
+    """The listed pairs of a shard, and its blocks whose pairs are not listed."""
+
+    pairs: Listed
+    dense: set[tuple[Block, int]]  # blocks that are not listed: of queries, and the first document of a block
+    final: bool = False  # every listed pair counts
+
+
+class Loss(Protocol):
+    """A loss: the sums that its forward keeps of the logits, and the gradients that follow from them."""
+
+    @property
+    def lists(self) -> bool:
+        """Tell whether the backward takes listed pairs instead of blocks."""
+
+    def add_own(self, logits: Tensor, rows: Block) -> None:
+        """Take the logits of a block of queries with their hard negatives."""
+
+    def begin(self, grid: Grid | None, step: int) -> None:
+        """Begin a step's shard. Without a grid it comes as one panel, and nothing is listed."""
+
+    def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
+        """Take a panel: the logits of a block of queries with a run of blocks of documents."""
+
+    def end(self, step: int) -> None:
+        """End the step's shard."""
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return the loss, and how many rows (and columns) it is the mean over."""
+
+    def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], Any]]:
+        """Return tensors for autograd to save, and a function that restores the loss from them."""
+
+    def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
+        """Take the gradient of the loss. Return what travels with documents, ``[k, documents]``, or None."""
+
+    def begin_gradients(self, step: int, travelled: Tensor | None) -> None:
+        """Begin a step's shard in the backward, with what has travelled with its documents."""
 
     def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
         """Return the gradient with respect to the scores of a block."""
@@ -123,14 +148,11 @@ class Weights(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient with respect to listed scores, and which pairs count; None: all (``final``)."""
 
+    def listed(self, step: int) -> Found | None:
+        """Return the listed pairs of a step's shard, if pairs are listed."""
 
-@dataclass(frozen=True)
-class Found:
-    """The listed pairs of a shard, and its blocks whose pairs are not listed."""
-
-    pairs: Listed
-    dense: set[tuple[Block, int]]  # blocks that are not listed: of queries, and the first document of a block
-    final: bool = False  # every listed pair counts
+    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of the temperature and the bias."""
 
 
 Given = Found | KeptBlocks | None  # what the forward over a shard hands on to the backward
@@ -177,7 +199,7 @@ def add_shards(
     return own.finished() if needs_d else None
 
 
-def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> Tensor | None:
+def own_gradients(call: Call, loss: Loss, q_sums: Sums, need_h: bool) -> Tensor | None:
     """Return the gradient of the hard negatives, and add that of the queries to their whole sums."""
     if call.h is None or not (call.each and (q_sums.needed or need_h)):
         return torch.zeros_like(call.h.values) if call.h is not None and need_h else None
@@ -185,7 +207,7 @@ def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> T
     grad_h = torch.zeros_like(values, memory_format=torch.contiguous_format) if need_h else None
     for block, queries, negatives, own in own_blocks(call):
         scores, winners = call.kernels.own_scores(queries, negatives, call.each)
-        grad = weights.of_own(scores, block)
+        grad = loss.of_own(scores, block)
         found = call.kernels.own_gradients(grad, queries, negatives, winners, q_sums.of(block), need_h)
         if grad_h is not None:
             grad_h[rows(call.h, own)] = found
@@ -195,11 +217,11 @@ def own_gradients(call: Call, weights: Weights, q_sums: Sums, need_h: bool) -> T
 # ---- one shard ----
 
 
-def add_gradients(call: Call, weights: Weights, grid: Grid, sums: Pair, given: Given) -> None:
+def add_gradients(call: Call, loss: Loss, grid: Grid, sums: Pair, given: Given) -> None:
     """Add the gradients of all pairs of the shard. The outer loop is over the side that adds up in blocks."""
     by_documents = not sums[0].in_blocks
     found, kept = (given, None) if isinstance(given, Found) else (None, given)
-    pairs = None if found is None else _counting(weights, found)
+    pairs = None if found is None else _counting(loss, found)
     if found is not None and pairs is not None and not found.dense:
         return _add_listed(call, grid, sums, pairs, by_documents)
     outer_blocks, inner_blocks = grid.q_blocks, grid.d_blocks
@@ -212,7 +234,7 @@ def add_gradients(call: Call, weights: Weights, grid: Grid, sums: Pair, given: G
         for j in range(len(inner_blocks)):
             at = (j, i) if by_documents else (i, j)
             if found is None or (grid.q_blocks[at[0]], grid.d_blocks[at[1]][0]) in found.dense:
-                _add_block(call, weights, grid, sums, at, kept)
+                _add_block(call, loss, grid, sums, at, kept)
         if listed is not None:
             listed.add(call, grid, sums, block, i)
         sums[by_documents].close(block)
@@ -220,13 +242,13 @@ def add_gradients(call: Call, weights: Weights, grid: Grid, sums: Pair, given: G
 
 
 def _add_block(
-    call: Call, weights: Weights, grid: Grid, sums: Pair, at: tuple[int, int], kept: KeptBlocks | None
+    call: Call, loss: Loss, grid: Grid, sums: Pair, at: tuple[int, int], kept: KeptBlocks | None
 ) -> None:
     rows, columns = grid.q_blocks[at[0]], grid.d_blocks[at[1]]
     q, d = grid.q_parts[at[0]], grid.d_parts[at[1]]
     stays = None if kept is None else kept.get(rows, columns)
     scores, winners = stays or call.kernels.scores_and_winners(q, d)
-    grad = weights.of_block(scores, rows, columns)
+    grad = loss.of_block(scores, rows, columns)
     to = sums[0].of(rows), sums[1].of(columns), sums[1].result
     call.kernels.add_gradients(grad, q, d, winners, *to)
 
@@ -234,13 +256,13 @@ def _add_block(
 # ---- lists of pairs ----
 
 
-def _counting(weights: Weights, found: Found) -> Listed:
+def _counting(loss: Loss, found: Found) -> Listed:
     """Return rows, columns and gradients of the listed pairs that count.
 
     The host waits for the device, unless all of them do.
     """
     pairs = found.pairs
-    amount, counts = weights.of_pairs(*pairs, found.final)
+    amount, counts = loss.of_pairs(*pairs, found.final)
     if counts is None:
         return pairs[0], pairs[1], amount
     kept = counts.nonzero().squeeze(1)
@@ -264,7 +286,7 @@ def _add_listed(call: Call, grid: Grid, sums: Pair, pairs: Listed, by_documents:
         return
     outer = sums[by_documents]
     values = outer.tokens.values
-    sequence = mean_bytes(outer.tokens) * sum_dtype(values).itemsize / values.itemsize
+    sequence = mean_bytes(outer.tokens) * scores_dtype(values).itemsize / values.itemsize
     blocks = blocks_of(outer.tokens, max(1, int(_LISTED_SUM_BYTES / max(sequence, 1))))
     listed = _Chunks.of(pairs, blocks, by_documents)
     for i, block in enumerate(blocks):
@@ -298,7 +320,6 @@ class _Chunks:
         return _Chunks((rows, columns, amount), begins, by_documents)
 
     def add(self, call: Call, grid: Grid, sums: Pair, block: Block, i: int) -> None:
-        """Add the gradients of the pairs of outer block ``i``."""
         blocks = [(0, len(grid.q)), (0, len(grid.d))]
         blocks[self.by_documents] = block
         both = part(grid.packed[0], blocks[0]), part(grid.packed[1], blocks[1])

@@ -107,16 +107,14 @@ def whole_groups(blocks: list[Block], size: int) -> list[Block]:
 
 def panels(blocks: list[Block], queries: int) -> list[list[Block]]:
     """Group blocks of documents into runs, whose logits with so many queries are a panel of bounded size."""
-    most, found, begin = max(1, _PANEL // max(queries, 1)), [], 0
-    run: list[Block] = []
+    most = max(1, _PANEL // max(queries, 1))
+    runs: list[list[Block]] = []
     for block in blocks:
-        if run and block[1] - begin > most:
-            found.append(run)
-            run = []
-        if not run:
-            begin = block[0]
-        run.append(block)
-    return [*found, run] if run else found
+        if runs and block[1] - runs[-1][0][0] <= most:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
 
 
 _Key = tuple[int, Block, Block]  # shard, queries, documents

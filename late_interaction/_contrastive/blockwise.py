@@ -1,7 +1,9 @@
 """The autograd function of a loss by blocks: both passes over all shards of documents, for every loss."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,11 +11,10 @@ from torch.autograd import Function
 
 from late_interaction._checks.messages import no_double_backward
 from late_interaction._contrastive.backward import (
-    Found,
     Given,
+    Loss,
     Pair,
     Sums,
-    Weights,
     add_gradients,
     add_shards,
     own_gradients,
@@ -23,65 +24,10 @@ from late_interaction._contrastive.call import Call, split
 from late_interaction._contrastive.forward import score_own, score_shard
 from late_interaction._contrastive.sequences import Block
 from late_interaction._scoring.precision import without_autocast
-from late_interaction._torch import _are_functorch_transforms_active
+from late_interaction._torch import _are_functorch_transforms_active, _is_any_autocast_enabled
 from late_interaction.tokens import Tokens
 
-
-def applied(function: type[Function]) -> Callable[..., Any]:
-    """Return ``function.apply``, with an error that says what to call under ``torch.func``."""
-    plain: Any = function.apply
-
-    def apply(*args: Any) -> Any:
-        if _are_functorch_transforms_active():
-            raise NotImplementedError(
-                "torch.func (grad, vjp, jacrev, vmap, ...) does not transform this loss, which passes over "
-                "the batch in parts by an autograd function of its own; take loss.backward() or "
-                "torch.autograd.grad, or the loss of a matrix of late_interaction.maxsim's scores"
-            )
-        return plain(*args)
-
-    return apply
-
-
 Gradients = tuple[Tensor | None, ...]
-
-
-class Loss(Protocol):
-    """A loss: the sums that its forward keeps of the logits, and the gradients that follow from them."""
-
-    @property
-    def lists(self) -> bool:
-        """Tell whether the backward takes listed pairs instead of blocks."""
-
-    def add_own(self, logits: Tensor, rows: Block) -> None:
-        """Take the logits of a block of queries with their hard negatives."""
-
-    def begin(self, grid: Grid | None, step: int) -> None:
-        """Begin a step's shard. Without a grid it comes as one panel, and nothing is listed."""
-
-    def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
-        """Take a panel: the logits of a block of queries with a run of blocks of documents."""
-
-    def end(self, step: int) -> None:
-        """End the step's shard."""
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Return the loss, and how many rows (and columns) it is the mean over."""
-
-    def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], Any]]:
-        """Return tensors for autograd to save, and a function that restores the loss from them."""
-
-    def derive(self, grad: Tensor, counts: Tensor) -> Tensor | None:
-        """Take the gradient of the loss. Return what travels with documents, ``[k, documents]``, or None."""
-
-    def weights(self, step: int, travelled: Tensor | None) -> Weights:
-        """Return the gradients with respect to the scores of a step's shard."""
-
-    def listed(self, step: int) -> Found | None:
-        """Return the listed pairs of a step's shard, if pairs are listed."""
-
-    def of_numbers(self, needs_T: bool, needs_bias: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the temperature and the bias."""
 
 
 class _Once(Function):
@@ -100,51 +46,82 @@ class _Once(Function):
 _once: Any = _Once.apply
 
 
-def once(name: str, gradients: Callable[[], Gradients], tensors: Sequence[Any]) -> Gradients:
-    """Return the gradients of a backward, so that differentiating them again raises an error.
-
-    ``tensors``: all that they depend on. ``name``: the function that the error names.
-    """
-    if not torch.is_grad_enabled():
-        return gradients()
-    return _once(name, gradients, *tensors)
+def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
+    return without_autocast(x.device.type) if _is_any_autocast_enabled() else nullcontext()
 
 
-class BlockwiseFunction(Function):
+# What a loss is: its value; what is kept for its backward beside the tensors that it is of; and the function,
+# free of tensors, of ``(call, tensors, kept, grad, needs)`` that returns the gradients of these tensors.
+Run = tuple[Tensor, Sequence[Tensor | None], Callable[..., Gradients]]
+
+
+class LossFunction(Function):
+    """A loss of some tensors: ``run``, of the bare call, these tensors and which of them need a gradient."""
+
     @staticmethod
-    def forward(ctx: Any, call: Call, start: Callable[[Call], Loss], *tensors: Any) -> Tensor:
-        bare, call = call, call.of(tensors)
-        with without_autocast(call.q.device.type):
-            state = start(call)
-            blocks = None if state.lists else call.kept_blocks()
-            result, counts, last = _forward(call, state, blocks)
+    def forward(ctx: Any, call: Call, run: Callable[..., Run], *tensors: Any) -> Tensor:
+        with outside_autocast(tensors[0]):
+            result, kept, gradients = run(call, tensors, ctx.needs_input_grad[2:])
         if call.keeps:
-            _save(ctx, bare, tensors, state, counts, blocks, last if call.keeps_last() else None)
+            ctx.call, ctx.count, ctx.gradients = call, len(tensors), gradients
+            ctx.save_for_backward(*tensors, *kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Gradients:
-        tensors, (counts,), saved, kept, last = split(ctx.saved_tensors, ctx.sizes)
-        tensors = [x if number is None else number for x, number in zip(tensors, ctx.numbers, strict=True)]
-        call, needs = ctx.call.of(tensors), ctx.needs_input_grad[2:]
-        blocks = None if ctx.keys is None else KeptBlocks.from_saved(ctx.keys, list(kept))
-        documents = Tokens._made(last[0], last[1], last[2], None, ctx.bounds) if last else None
+        saved = ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
 
         def gradients() -> Gradients:
-            with without_autocast(call.q.device.type):
-                state = ctx.rebuild(call, saved)
-                travels = state.derive(grad, counts)
-                return _backward(call, state, needs, blocks, documents, travels)
+            with outside_autocast(grad):
+                found: Gradients = ctx.gradients(ctx.call, tensors, kept, grad, ctx.needs_input_grad[2:])
+            return found
 
-        return None, None, *once(call.name, gradients, (grad, *tensors))
+        if not torch.is_grad_enabled():
+            return None, None, *gradients()
+        return None, None, *_once(ctx.call.name, gradients, grad, *tensors)
 
 
-_apply = applied(BlockwiseFunction)
+_apply: Any = LossFunction.apply
+
+
+def apply_loss(call: Call, run: Callable[..., Run], *tensors: Any) -> Tensor:
+    """Compute a loss by :class:`LossFunction`."""
+    if _are_functorch_transforms_active():
+        raise NotImplementedError(
+            "torch.func (grad, vjp, jacrev, vmap, ...) does not transform this loss, which passes over the"
+            " batch in parts by an autograd function of its own; take loss.backward() or"
+            " torch.autograd.grad, or the loss of a matrix of late_interaction.maxsim's scores"
+        )
+    loss: Tensor = _apply(call, run, *tensors)
+    return loss
 
 
 def loss(call: Call, start: Callable[[Call], Loss]) -> Tensor:
     """Compute a loss by blocks. ``start`` makes its sums, over no logits yet."""
-    return _apply(call.bare(), start, *call.tensors)
+    return apply_loss(call.bare(), partial(_run, start), *call.tensors)
+
+
+def _run(start: Callable[[Call], Loss], call: Call, tensors: Sequence[Any], needs: Sequence[bool]) -> Run:
+    call = call.of(tensors)
+    state = start(call)
+    blocks = None if state.lists else call.kept_blocks()
+    result, counts, last = _forward(call, state, blocks)
+    of_sums, rebuild = state.save()
+    of_blocks = [] if blocks is None else blocks.tensors()
+    of_last = [last.values, last.mask, last.offsets] if call.keeps_last() else []
+    groups: list[Sequence[Any]] = [[counts], of_sums, of_blocks, of_last]
+    sizes, keys, bounds = [len(x) for x in groups], None if blocks is None else blocks.keys(), last._bounds
+
+    def gradients(call: Call, tensors: Any, kept: Any, grad: Tensor, needs: Sequence[bool]) -> Gradients:
+        (counts,), of_sums, of_blocks, of_last = split(kept, sizes)
+        blocks = None if keys is None else KeptBlocks.from_saved(keys, list(of_blocks))
+        last = Tokens._made(of_last[0], of_last[1], of_last[2], None, bounds) if of_last else None
+        call = call.of(tensors)
+        state = rebuild(call, of_sums)
+        return _backward(call, state, needs, blocks, last, state.derive(grad, counts))
+
+    return result, [x for group in groups for x in group], gradients
 
 
 def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor, Tensor, Tokens]:
@@ -163,22 +140,6 @@ def _forward(call: Call, state: Loss, blocks: KeptBlocks | None) -> tuple[Tensor
     return *state.result(), documents
 
 
-def _save(
-    ctx: Any, call: Call, tensors: Sequence[Any], state: Loss, counts: Tensor, blocks: KeptBlocks | None,
-    last: Tokens | None,
-) -> None:  # fmt: skip
-    of_sums, ctx.rebuild = state.save()
-    inputs = [x if isinstance(x, Tensor) else None for x in tensors]
-    kept = [] if blocks is None else blocks.tensors()
-    of_last = [] if last is None else [last.values, last.mask, last.offsets]
-    groups: list[list[Any]] = [inputs, [counts], of_sums, kept, of_last]
-    ctx.save_for_backward(*(x for group in groups for x in group))
-    ctx.sizes = [len(group) for group in groups]
-    ctx.call, ctx.keys = call, None if blocks is None else blocks.keys()
-    ctx.numbers = [None if isinstance(x, Tensor) else x for x in tensors]
-    ctx.bounds = None if last is None else last._bounds
-
-
 def _backward(
     call: Call, state: Loss, needs: Sequence[bool], blocks: KeptBlocks | None, last: Tokens | None,
     travels: Tensor | None,
@@ -188,14 +149,15 @@ def _backward(
     smaller = call.q.values.numel() <= call.d.values.numel()
     whole = call.ring.world > 1 or call.h is not None or smaller or not needs[1]
     q_sums = Sums(call.q, needs[0], whole)
-    grad_H = own_gradients(call, state.weights(-1, None), q_sums, needs[2])
+    grad_H = own_gradients(call, state, q_sums, needs[2])
 
     def add(step: int, documents: Tokens, travelled: Tensor | None, sums: Pair) -> None:
         given: Given = state.listed(step)
         if given is None and blocks is not None:
             given = blocks.of_shard(step)
         grid = Grid.of(call.kernels, call.q, documents, call.together)
-        add_gradients(call, state.weights(step, travelled), grid, sums, given)
+        state.begin_gradients(step, travelled)
+        add_gradients(call, state, grid, sums, given)
 
     grad_D = add_shards(call, q_sums, needs[1], add, travels, last)
     return q_sums.finished() if needs[0] else None, grad_D, grad_H, *state.of_numbers(needs[3], needs[4])

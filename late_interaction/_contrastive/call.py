@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from late_interaction._checks.options import MultiPositive
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._contrastive.blocks import KeptBlocks
 from late_interaction._contrastive.kernels import Kernels
 from late_interaction._contrastive.labels import Candidates, Labels
 from late_interaction._contrastive.mixup import Mixup
 from late_interaction._contrastive.ring import Ring
-from late_interaction._contrastive.sequences import Block, longest, sum_dtype, with_values
+from late_interaction._contrastive.sequences import Block, longest, with_values
 from late_interaction.tokens import Tokens
 
 # Bytes that scores and winners of a whole batch may take to be kept from the forward to the backward.
@@ -55,7 +56,7 @@ class Call:
     def no_logits(self) -> Tensor:
         """Return a NaN for the logit of each label, ``[queries, P]``."""
         Q, shape = self.q.values, (len(self.q), self.labels.most)
-        return torch.full(shape, torch.nan, dtype=sum_dtype(Q), device=Q.device)
+        return torch.full(shape, torch.nan, dtype=scores_dtype(Q), device=Q.device)
 
     def kept(self, logits: Tensor, step: int, rows: Block, columns: Block) -> Tensor:
         """Set the logits of documents that are no candidates to minus infinity, in place."""
@@ -92,21 +93,24 @@ class Call:
 
     @property
     def tensors(self) -> tuple[Any, ...]:
-        """Return what may have gradients: values of queries, documents, hard negatives; temperature; bias."""
-        return self.q.values, self.d.values, None if self.h is None else self.h.values, *self.numbers
+        """Return what may have gradients: values of queries, documents, hard negatives; temperature; bias.
 
-    @property
-    def numbers(self) -> tuple[Tensor | float, Tensor | float]:
-        return self.temperature, self.bias
+        None stands for what is not there, and for a temperature or bias that is no tensor.
+        """
+        numbers = (x if isinstance(x, Tensor) else None for x in (self.temperature, self.bias))
+        return self.q.values, self.d.values, None if self.h is None else self.h.values, *numbers
 
     def bare(self) -> "Call":
-        return self.of((None, None, None, 1.0, 0.0))
+        numbers = (0.0 if isinstance(x, Tensor) else None for x in (self.temperature, self.bias))
+        return self.of((None, None, None, *numbers))
 
     def of(self, tensors: Sequence[Any]) -> "Call":
-        """Return the call with other :attr:`tensors`."""
+        """Return the call with other :attr:`tensors`; its own temperature and bias in the place of None."""
         Q, D, H, temperature, bias = tensors
         h = None if self.h is None else with_values(self.h, H)
         q, d = with_values(self.q, Q), with_values(self.d, D)
+        temperature = self.temperature if temperature is None else temperature
+        bias = self.bias if bias is None else bias
         return replace(self, q=q, d=d, h=h, temperature=temperature, bias=bias)
 
     # ---- what stays for the backward ----

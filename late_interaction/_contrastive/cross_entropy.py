@@ -1,5 +1,6 @@
 """The cross entropy by blocks, from running sums of the softmax and the pairs that a tail leaves."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,30 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive import pair_list
+from late_interaction._checks.tensors import scores_dtype
 from late_interaction._contrastive.backward import Found
 from late_interaction._contrastive.blocks import Grid
 from late_interaction._contrastive.call import Call, left_out_of, reduced, row_factor, split, times_number
 from late_interaction._contrastive.forward import label_logits
 from late_interaction._contrastive.labels import Targets
-from late_interaction._contrastive.pair_list import PairList
-from late_interaction._contrastive.sequences import Block, sum_dtype
+from late_interaction._contrastive.pair_list import PairList, Panel
+from late_interaction._contrastive.sequences import Block
 from late_interaction._contrastive.softmax import RunningSoftmax, SoftmaxWeights
 
 _HELD_BYTES = 32 << 20  # of logits, until all pairs are scored
+_ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to another
 
 
-@dataclass
-class _Shard:
-    """The state of the forward over one shard, beside the sums: its list of pairs, if one is wanted."""
-
-    own: bool  # labels lie in the shard
-    found: PairList | None = None
-    # Finds bounds from the labels' logits, where pairs are listed, while the device scores the first panel.
-    find_starts: Callable[[], tuple[Tensor | None, Tensor | None]] | None = None
-    starts: tuple[Tensor | None, Tensor | None] | None = None
-    holds: bool = False  # the one panel, until the sums over all shards are known
-    held: tuple[Tensor, Block, list[Block]] | None = None
+_Bounds = tuple[Tensor | None, Tensor | None]  # of rows, and of columns
 
 
 @dataclass
@@ -42,7 +34,11 @@ class CrossEntropy:
     columns: RunningSoftmax | None
     of_labels: Tensor  # [queries, P]
     found: list[PairList] = field(default_factory=list)
-    shards: list[_Shard] = field(default_factory=list)
+    # Of the shard that the forward is in: its blocks, its list, and bounds from its labels' logits.
+    grid: Grid | None = None
+    listing: PairList | None = None
+    starts: _Bounds | None = None
+    own: bool = False  # labels lie in it
 
     @staticmethod
     def start(call: Call) -> "CrossEntropy":
@@ -65,42 +61,39 @@ class CrossEntropy:
         self.rows.add(rows[0], logits)
 
     def begin(self, grid: Grid | None, step: int) -> None:
-        call = self.call
-        shard = _Shard(step == 0)
-        if call.tail and call.keeps and grid is not None:
-            shard.holds = self._holds(grid)
-            shard.found = PairList(alone=shard.holds)
-            shard.find_starts = lambda: self._starts(grid, shard.own)
-        self.shards.append(shard)
+        self.grid, self.own, self.listing, self.starts = grid, step == 0, None, None
+        if self.call.tail and self.call.keeps and grid is not None:
+            self.listing = PairList(alone=self._holds(grid), own=self.own)
 
     def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
-        call, shard, columns = self.call, self.shards[-1], (run[0][0], run[-1][1])
+        columns = run[0][0], run[-1][1]
         self.rows.add(rows[0], logits)
-        if shard.own:
-            call.labels.read(self.of_labels, logits, rows, columns)
+        if self.own:
+            self.call.labels.read(self.of_labels, logits, rows, columns)
         if self.columns is not None:
             self.columns.add(columns[0], logits.t())
-        if shard.holds:
-            shard.held = logits, rows, run
-        elif shard.find_starts is not None:
-            shard.starts = shard.find_starts() if shard.starts is None else shard.starts
-            self._list(shard, (logits, rows, run), shard.starts)
+        if self.listing is None:
+            return
+        if self.listing.alone:
+            self.listing.held = logits, rows, run
+            return
+        if self.starts is None:  # the host asks for them while the device scores the first panel
+            self.starts = self._starts()
+        self._list(self.listing, (logits, rows, run), self.starts)
 
     def end(self, step: int) -> None:
         for earlier in self.found:  # the host waits while the device scores this shard
             earlier.finish()
-        shard = self.shards[-1]
-        if shard.found is not None:
-            self.found.append(shard.found)
+        if self.listing is not None:
+            self.found.append(self.listing)
         if self.columns is not None and self.call.ring.world > 1:
             self.columns = _pass_columns(self.call, step, self.columns)
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return the loss, and how many rows and columns it is the mean over."""
-        for shard in self.shards:
-            if shard.held is not None:  # listed by the sums of all shards
-                self._list(shard, shard.held, (None, None))
-        self.shards.clear()
+        for pairs in self.found:
+            if pairs.held is not None:  # listed by the sums of all shards
+                self._list(pairs, pairs.held, (None, None))
+                pairs.held = None
         found = loss_and_counts(self.call, self._sides())
         for pairs in self.found:
             if not pairs.alone:
@@ -116,8 +109,8 @@ class CrossEntropy:
         one_panel = len(grid.q_blocks) == 1 and len(grid.runs) == 1
         if not one_panel or (self.call.symmetric and self.call.ring.world > 1):
             return False
-        held = sum(shard.held[0].numel() for shard in self.shards if shard.held is not None)
-        return (len(grid.q) * len(grid.d) + held) * sum_dtype(grid.q.values).itemsize <= _HELD_BYTES
+        held = sum(pairs.held[0].numel() for pairs in self.found if pairs.held is not None)
+        return (len(grid.q) * len(grid.d) + held) * scores_dtype(grid.q.values).itemsize <= _HELD_BYTES
 
     def _sides(self) -> "list[Side]":
         labels, form = self.call.labels, self.call.multi_positive
@@ -129,34 +122,36 @@ class CrossEntropy:
             found.append((self.columns, targets))
         return found
 
-    def _starts(self, grid: Grid, own: bool) -> tuple[Tensor | None, Tensor | None]:
+    def _starts(self) -> _Bounds:
         """Return the greatest label logit of each row, and of each column: lower bounds of log-sum-exps.
 
         They are known before the sums have seen them. None for another process's documents: the sums have.
         """
-        if not own:
+        if not self.own or self.grid is None:
             return None, None
-        logits, labels = label_logits(self.call, grid, self.of_labels), self.call.labels
+        logits, labels = label_logits(self.call, self.grid, self.of_labels), self.call.labels
         of_columns = None if self.columns is None else labels.peaks(logits, self.call.own_documents)
         return torch.where(logits.isnan(), -torch.inf, logits).amax(1), of_columns
 
-    def _list(
-        self,
-        shard: _Shard,
-        panel: tuple[Tensor, Block, list[Block]],
-        of_labels: tuple[Tensor | None, Tensor | None],
-    ) -> None:
-        if shard.found is not None:
-            logits, rows, run = panel
-            at, sums = (rows, (run[0][0], run[-1][1])), (self.rows, self.columns)
-            shard.found.add_panel(
-                pair_list.mark(self.call, logits, sums, of_labels, at, shard.own), logits, rows, run
-            )
+    def _list(self, pairs: PairList, panel: Panel, of_labels: _Bounds) -> None:
+        """Mark a panel's labels, and its pairs whose weight may be above the threshold.
+
+        The sums have seen the panel. ``of_labels``: the labels' logits, if the sums may not have seen these.
+        """
+        logits, rows, run = panel
+        call, columns = self.call, (run[0][0], run[-1][1])
+        lowest = _lowest(call.tail / call.classes, self.rows, of_labels[0], rows)
+        below = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below
+        if self.columns is not None:
+            share = call.tail / sum(call.ring.queries)
+            below.logical_and_(logits.lt(_lowest(share, self.columns, of_labels[1], columns)))
+        if pairs.own:
+            call.labels.clear(below, rows, columns)
+        pairs.add_panel(below.logical_not_(), logits, rows, run)
 
     # ---- what is kept ----
 
     def save(self) -> tuple[list[Tensor | None], Callable[[Call, Sequence[Any]], "CrossEntropy"]]:
-        """Return all tensors for autograd to save, and a function that restores the state from them."""
         lists = [found.save(self.rows.weight) for found in self.found]
         groups: list[Sequence[Any]] = [x for x in (self.rows, self.columns) if x is not None]
         sides, again = len(groups), [of_list for _, of_list in lists]
@@ -191,12 +186,46 @@ class CrossEntropy:
         smoothed = None if sums.seen is None else factor * self.call.smoothing / sums.seen
         return SoftmaxWeights(sums.maximum, factor / sums.weight, factor, ignored, smoothed)
 
-    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
-        columns = None
+    def begin_gradients(self, step: int, travelled: Tensor | None) -> None:
+        self._step, self._columns = step, None
         if travelled is not None:
             maximum, scale, factor, *smoothed = travelled.unbind(0)
-            columns = SoftmaxWeights(maximum, scale, factor, True, *smoothed)
-        return Weights(self.call, self._rows, columns, self._at_labels if step == 0 else None, step)
+            self._columns = SoftmaxWeights(maximum, scale, factor, True, *smoothed)
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        call = self.call
+        logits = call.kept(scores / call.temperature, self._step, rows, columns)
+        weights = self._rows.of_block(rows[0], logits)
+        if self._columns is not None:
+            weights.add_(self._columns.of_block(columns[0], logits.t()).t())
+        if self._step == 0:
+            call.labels.subtract(weights, self._at_labels, rows, columns)
+        return weights
+
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
+        return self._rows.of_block(rows[0], logits)
+
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of listed pairs, and mark those that count: labels, or above the threshold."""
+        rows, columns = rows.long(), columns.long()  # each index would be converted again
+        amount, factor = self._rows.of_pairs(rows, logits)
+        counts = None if final else self._above(amount, factor, self.call.classes)
+        if self._columns is not None:
+            back, factor = self._columns.of_pairs(columns, logits)
+            if counts is not None:
+                counts.logical_or_(self._above(back, factor, sum(self.call.ring.queries)))
+            amount += back
+        if self._step == 0:
+            hits = self.call.labels.of_pairs(rows, columns)
+            counts = None if counts is None else counts.logical_or_(hits.any(1))
+            amount -= torch.where(hits, self._at_labels[rows], 0.0).sum(1)
+        return amount, counts
+
+    def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:
+        return ~(amount.abs() < factor.abs() * (self.call.tail / classes))  # so that NaN counts
 
     def listed(self, step: int) -> Found | None:
         if not self.found:
@@ -209,6 +238,14 @@ class CrossEntropy:
         if not needs_T:
             return None, None
         return temperature_gradient(self.call, self._sides(), self._amounts), None
+
+
+def _lowest(share: float, sums: RunningSoftmax, label_logits: Tensor | None, block: Block) -> Tensor:
+    part = slice(*block)
+    bound = sums.log_sum(part)
+    if label_logits is not None:  # NaN of a row without a label, or with NaN in it: fmax leaves it out
+        bound = torch.fmax(bound, label_logits[part])
+    return bound + (math.log(share) - _ROUNDING)
 
 
 Side = tuple[RunningSoftmax, Targets]  # of the rows, or of the columns
@@ -262,49 +299,3 @@ def temperature_gradient(call: Call, sides: list[Side], amounts: list[Tensor]) -
         for (sums, targets), amount in zip(sides, amounts, strict=True)
     ]
     return (-torch.stack(found).sum() / T).to(T.dtype)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The gradients with respect to the scores of one shard. ``columns``: of a symmetric loss."""
-
-    call: Call
-    rows: SoftmaxWeights
-    columns: SoftmaxWeights | None
-    at_labels: Tensor | None  # what is subtracted at each label, where labels lie in the shard
-    step: int
-
-    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
-        call = self.call
-        logits = call.kept(scores / call.temperature, self.step, rows, columns)
-        weights = self.rows.of_block(rows[0], logits)
-        if self.columns is not None:
-            weights.add_(self.columns.of_block(columns[0], logits.t()).t())
-        if self.at_labels is not None:
-            call.labels.subtract(weights, self.at_labels, rows, columns)
-        return weights
-
-    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
-        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
-        return self.rows.of_block(rows[0], logits)
-
-    def of_pairs(
-        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of listed pairs, and mark those that count: labels, or above the threshold."""
-        rows, columns = rows.long(), columns.long()  # each index would be converted again
-        amount, factor = self.rows.of_pairs(rows, logits)
-        counts = None if final else self._above(amount, factor, self.call.classes)
-        if self.columns is not None:
-            back, factor = self.columns.of_pairs(columns, logits)
-            if counts is not None:
-                counts.logical_or_(self._above(back, factor, sum(self.call.ring.queries)))
-            amount += back
-        if self.at_labels is not None:
-            hits = self.call.labels.of_pairs(rows, columns)
-            counts = None if counts is None else counts.logical_or_(hits.any(1))
-            amount -= torch.where(hits, self.at_labels[rows], 0.0).sum(1)
-        return amount, counts
-
-    def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:
-        return ~(amount.abs() < factor.abs() * (self.call.tail / classes))  # so that NaN counts

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from late_interaction._contrastive.sequences import longest
-from late_interaction._scoring.precision import float32_precision
+from late_interaction._scoring.precision import float32_precision, product_dtype
+from late_interaction._scoring.sequences import own_pairs
 from late_interaction.ops import _oom
 from late_interaction.ops._library import operators as _ops
 from late_interaction.tokens import Tokens
@@ -51,31 +52,30 @@ class Kernels:
 
     def scores(self, q: Tokens, d: Tokens) -> Tensor:
         """Return scores ``[queries, documents]``, float32 (float64 for float64 inputs)."""
-        try:
-            if self.way == "padded":
-                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
-                return _ops.maxsim.default(*args)
-            if self.way == "packed":
-                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _ops.maxsim_varlen.default(*packed)
-        except RuntimeError as error:
-            _failed(error, q, d, False)
-            raise
-        return self._product(q, d)
+        scores: Tensor = self._scored(q, d, False)
+        return scores
 
     def scores_and_winners(self, q: Tokens, d: Tokens) -> tuple[Tensor, Tensor]:
         """Return scores, and winners as the operator keeps them (empty for single tokens)."""
+        scores, winners = self._scored(q, d, True)
+        return scores, winners
+
+    def _scored(self, q: Tokens, d: Tokens, winners: bool) -> Any:
+        if self.way == "matrix":
+            scores = _without_masked(product(self.rows(q), self.rows(d).t()), q, d)
+            return (scores, q.values.new_empty(0)) if winners else scores
         try:
             if self.way == "padded":
-                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision, "lowmem")
-                return _ops.maxsim_winners.default(*args)
-            if self.way == "packed":
-                packed = (q.values, d.values, q.offsets, d.offsets, self.precision)
-                return _ops.maxsim_varlen_winners.default(*packed)
-        except RuntimeError as error:
-            _failed(error, q, d, True)
+                args = (q.values, d.values, q.mask, d.mask, self.normalize, self.precision)
+                return _ops.maxsim_winners.default(*args, "lowmem") if winners else _ops.maxsim.default(*args)
+            op = _ops.maxsim_varlen_winners if winners else _ops.maxsim_varlen
+            return op.default(q.values, d.values, q.offsets, d.offsets, self.precision)
+        except RuntimeError as error:  # the allocator's own exception, if memory ran out
+            if q.offsets is not None and d.offsets is not None:
+                _oom.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
+            else:
+                _oom.forward_failed(error, q.values, d.values, winners)
             raise
-        return self._product(q, d), q.values.new_empty(0)
 
     def add_gradients(
         self,
@@ -146,10 +146,6 @@ class Kernels:
 
     # ---- one token a sequence ----
 
-    def _product(self, q: Tokens, d: Tokens) -> Tensor:
-        Q, D = self.rows(q), self.rows(d)
-        return _without_masked(product(Q, D.t()), q, d)
-
     def _add_products(
         self, grad: Tensor, q: Tokens, d: Tokens, q_sums: Tensor | None, d_to: Tensor | None, writes: bool
     ) -> None:
@@ -166,15 +162,14 @@ class Kernels:
         rows = x.values.squeeze(1)
         if x.mask is not None:  # a masked token may hold anything, NaN included
             rows = rows.masked_fill(~x.mask, 0.0)
-        half = {"medium": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
-        return rows.to(half) if half is not None and rows.dtype is torch.float32 else rows
+        return rows.to(product_dtype(self.precision, rows.dtype))
 
     # ---- each query with documents of its own ----
 
     def own_scores(self, q: Tokens, h: Tokens, each: int) -> tuple[Tensor, Tensor]:
         """Return the scores ``[queries, each]`` of queries with their own hard negatives, and the winners."""
         if h.is_packed:
-            pairs = _own_pairs(len(q), each, h.values.device)
+            pairs = own_pairs(len(h), each, h.device)
             inputs = (q.values, h.values, q.offsets, h.offsets, *pairs, longest(q), self.precision)
             scores, winners = _ops.maxsim_pairs_packed_winners.default(*inputs)
             return scores.view(len(q), each), winners
@@ -189,7 +184,7 @@ class Kernels:
         needs = q_sums is not None, need_h
         grad, peak = _within_range(grad, q.values.dtype)
         if h.is_packed:
-            pairs = _own_pairs(grad.shape[0], grad.shape[1], h.values.device)
+            pairs = own_pairs(len(h), grad.shape[1], h.device)
             args = (q.values, h.values, q.offsets, h.offsets, *pairs, winners, *needs)
             grad_q, grad_h = _ops.maxsim_pairs_packed_backward.default(grad.flatten(), *args)
         else:
@@ -216,11 +211,6 @@ def _own_documents(h: Tokens, queries: int, each: int) -> tuple[Tensor, Tensor |
     return h.values.unflatten(0, shape), None if h.mask is None else h.mask.unflatten(0, shape)
 
 
-def _own_pairs(queries: int, each: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    pairs = torch.arange(queries * each, dtype=torch.int32, device=device)
-    return pairs.div(max(each, 1), rounding_mode="floor"), pairs
-
-
 def _within_range(grad: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Scale a gradient that becomes fp16, which holds no small numbers, to a maximum of 1."""
     if dtype is not torch.float16 or grad.numel() == 0:
@@ -238,14 +228,6 @@ def _add(sums: Tensor, part: Tensor, peak: Tensor | None) -> None:
 
 def _write(to: Tensor, part: Tensor, peak: Tensor | None) -> None:
     to.copy_(part if peak is None else part.to(peak.dtype).mul_(peak))
-
-
-def _failed(error: RuntimeError, q: Tokens, d: Tokens, winners: bool) -> None:
-    """Raise the allocator's exception if memory ran out."""
-    if q.offsets is not None and d.offsets is not None:
-        _oom.varlen_failed(error, q.values, d.values, q.offsets, d.offsets, winners)
-    else:
-        _oom.forward_failed(error, q.values, d.values, winners)
 
 
 # ---- which way ----

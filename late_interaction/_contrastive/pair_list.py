@@ -8,21 +8,19 @@ If a panel has too many such pairs to be listed, or the list is full, the panel 
 through its blocks as it does without a list.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from late_interaction._contrastive.call import Call
 from late_interaction._contrastive.sequences import Block
-from late_interaction._contrastive.softmax import RunningSoftmax
 
 LIST_BYTES = 32 << 20  # that the list of pairs may take from the forward to the backward
 _DENSE_SHARE = 0.04  # of a panel's pairs; above it whole blocks take less time than a list
 _PAIR_BYTES = 12  # int32 row and column, and a logit
-_ROUNDING = 1e-3  # logits of the same pair differ by less from one kernel to another
+
+Panel = tuple[Tensor, Block, list[Block]]  # logits of a block of queries with a run of blocks of documents
 
 
 @dataclass
@@ -70,6 +68,8 @@ class PairList:
     dense: set[tuple[Block, int]] = field(default_factory=set)  # blocks of queries, first documents of blocks
     # The shard has one panel alone. It is marked by the sums of all shards, so every listed pair counts.
     alone: bool = False
+    own: bool = False  # labels lie in the shard
+    held: Panel | None = None  # the one panel, until the sums over all shards are known
     last: _Marked | None = None  # not listed yet
 
     def add_panel(self, marks: Tensor, logits: Tensor, rows: Block, blocks: list[Block]) -> None:
@@ -96,7 +96,6 @@ class PairList:
         self.total += count
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return rows, columns and logits of all listed pairs."""
         none = torch.empty(0, dtype=torch.int32, device=like.device)
         if not self.rows:
             return none, none, like.new_empty(0)
@@ -123,37 +122,3 @@ class PairList:
 
 def _shifted(places: Tensor, by: int, dtype: torch.dtype) -> Tensor:
     return (places + by if by else places).to(dtype)
-
-
-def mark(
-    call: Call,
-    logits: Tensor,
-    sums: tuple[RunningSoftmax, RunningSoftmax | None],
-    labels_logits: tuple[Tensor | None, Tensor | None],
-    at: tuple[Block, Block],
-    own: bool,
-) -> Tensor:
-    """Mark a panel's labels, and its pairs whose weight may be above the threshold.
-
-    ``sums`` have seen the panel. ``labels_logits``: of rows and columns, if the sums may not have seen them.
-    ``own``: labels lie in the panel's shard.
-    """
-    rows, columns = at
-    lowest = _lowest(call.tail, call.classes, sums[0], labels_logits[0], rows)
-    marks = logits.lt(lowest.unsqueeze(1))  # so that NaN is not below
-    if sums[1] is not None:
-        lowest = _lowest(call.tail, sum(call.ring.queries), sums[1], labels_logits[1], columns)
-        marks.logical_and_(logits.lt(lowest))
-    if own:
-        call.labels.clear(marks, rows, columns)
-    return marks.logical_not_()
-
-
-def _lowest(
-    tail: float, classes: int, sums: RunningSoftmax, label_logits: Tensor | None, block: Block
-) -> Tensor:
-    part = slice(*block)
-    bound = sums.log_sum(part)
-    if label_logits is not None:  # NaN of a row without a label, or with NaN in it: fmax leaves it out
-        bound = torch.fmax(bound, label_logits[part])
-    return bound + (math.log(tail / classes) - _ROUNDING)

@@ -1,22 +1,21 @@
 """Panels of the scores and weights of a batch with one token a side: how large, and what they add up to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._contrastive.blockwise import Gradients, applied, once
+from late_interaction._checks.tensors import scores_dtype
+from late_interaction._contrastive.blockwise import Gradients, Run, apply_loss
 from late_interaction._contrastive.call import Call
 from late_interaction._contrastive.cross_entropy import Side, factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.kernels import add_product, product
 from late_interaction._contrastive.labels import Targets
-from late_interaction._contrastive.sequences import Block, sum_dtype
+from late_interaction._contrastive.sequences import Block
 from late_interaction._contrastive.softmax import RunningSoftmax
-from late_interaction._scoring.precision import without_autocast
-from late_interaction.ops._library import operators
 from late_interaction.ops._library import operators as _ops
 
 # Bytes of a panel, and its least rows. Each panel of scores reads all documents; each panel of weights adds
@@ -40,7 +39,7 @@ class Batch:
     @staticmethod
     def of(call: Call) -> "Batch":
         Q, D = call.kernels.rows(call.q), call.kernels.rows(call.d)
-        dtype, T = sum_dtype(call.q.values), call.temperature
+        dtype, T = scores_dtype(call.q.values), call.temperature
         if isinstance(T, Tensor):
             inverse = T.to(dtype).reciprocal()
         else:
@@ -125,18 +124,14 @@ class Sums:
         return Sums(q, batch.inverse.new_empty(batch.D.shape) if needs[1] else None)
 
     def add(
-        self,
-        batch: Batch,
-        block: Block,
-        weights: Tensor,
-        scaled: tuple[Tensor, Tensor | None] | None = None,
+        self, batch: Batch, block: Block, weights: Tensor, scaled: tuple[Tensor, Tensor | None] | None = None
     ) -> None:
         """Add a panel of weights. ``scaled``: a factor that its rows lack, and the queries times it."""
         rows = batch.Q[slice(*block)]
         if self.q is not None and scaled is None:
             self.q[slice(*block)] = product(weights, batch.D)
         elif self.q is not None and scaled is not None:
-            operators.scale_rows_.default(product(weights, batch.D), scaled[0], self.q[slice(*block)])
+            _ops.scale_rows_.default(product(weights, batch.D), scaled[0], self.q[slice(*block)])
         if self.d is not None:
             rows = rows if scaled is None or scaled[1] is None else scaled[1]
             if self.begun:
@@ -172,7 +167,7 @@ def scaled(x: Tensor | None, scale: Tensor, like: Tensor) -> Tensor | None:
         return None
     out = torch.empty(x.shape, dtype=like.dtype, device=x.device)
     if x.is_cuda and scale.dtype is torch.float32:
-        operators.scale_rows_.default(x, scale.contiguous(), out)
+        _ops.scale_rows_.default(x, scale.contiguous(), out)
         return out.view_as(like)
     return torch.mul(x, scale.reshape(1, 1), out=out).view_as(like)
 
@@ -199,43 +194,27 @@ class AllSums(NamedTuple):
         return found if self.columns is None else [*found, batch.columns(self.columns, self.target)]
 
 
-class TwoPasses(Function):
-    """``all_sums`` of a batch, and ``gradients`` of Q and D from them and the amounts of rows and columns."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call,
-        all_sums: Callable[[Batch], AllSums], gradients: Any,
-    ) -> Tensor:  # fmt: skip
-        with without_autocast(Q.device.type):
-            batch = Batch.of(call.of((Q, D, None, temperature, 0.0)))
-            found = all_sums(batch)
-            result, counts = loss_and_counts(batch.call, found.sides(batch))
-        if call.keeps:
-            given = temperature if isinstance(temperature, Tensor) else None
-            ctx.temperature, ctx.call = None if given is not None else temperature, call
-            ctx.gradients = gradients
-            ctx.save_for_backward(Q, D, given, counts, *found)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        Q, D, temperature, counts, *sums = ctx.saved_tensors
-        temperature = ctx.temperature if temperature is None else temperature
-        found, needs = AllSums(*sums), ctx.needs_input_grad[:3]
-
-        def gradients() -> Gradients:
-            with without_autocast(Q.device.type):
-                batch = Batch.of(ctx.call.of((Q, D, None, temperature, 0.0)))
-                sides = found.sides(batch)
-                amounts = factors(batch.call, grad, sides, counts)
-                of_temperature = temperature_gradient(batch.call, sides, amounts) if needs[2] else None
-                return *ctx.gradients(batch, found, amounts, needs), of_temperature
-
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None, None, None
+def two_passes(call: Call, all_sums: Callable[[Batch], AllSums], gradients: Callable[..., Any]) -> Tensor:
+    """Compute ``all_sums`` of a batch; ``gradients`` of Q and D take these and the amounts of each side."""
+    return apply_loss(call.bare(), partial(_two_passes, all_sums, gradients), *call.tensors)
 
 
-two_passes = applied(TwoPasses)
+def _two_passes(
+    all_sums: Callable[[Batch], AllSums], of_tokens: Any, call: Call, tensors: Any, needs: Any
+) -> Run:
+    batch = Batch.of(call.of(tensors))
+    found = all_sums(batch)
+    result, counts = loss_and_counts(batch.call, found.sides(batch))
+
+    def gradients(call: Call, tensors: Any, kept: Any, grad: Tensor, needs: Sequence[bool]) -> Gradients:
+        counts, *sums = kept
+        batch, found = Batch.of(call.of(tensors)), AllSums(*sums)
+        sides = found.sides(batch)
+        amounts = factors(batch.call, grad, sides, counts)
+        of_temperature = temperature_gradient(batch.call, sides, amounts) if needs[3] else None
+        return *of_tokens(batch, found, amounts, needs), None, of_temperature, None
+
+    return result, [counts, *found], gradients
 
 
 # ---- panels of weights that come straight from the product, without scores in memory ----

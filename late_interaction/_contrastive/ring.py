@@ -76,8 +76,11 @@ class Ring:
     caller: str = ""  # the function that messages name
 
     @staticmethod
-    def alone(queries: int, documents: int, wants: bool) -> "Ring":
-        return Ring(None, 0, 1, [queries], [documents], wants=[wants])
+    def alone(q: Tokens, d: Tokens, h: Tokens | None) -> "Ring":
+        """Make the ring of one process from what it has."""
+        facts: dict[str, Any] = {"wants": [d.values.requires_grad], "single": is_single(q) and is_single(d)}
+        facts["any_mask"] = any(x is not None and x.mask is not None for x in (q, d, h))
+        return Ring(None, 0, 1, [len(q)], [len(d)], **facts)
 
     def with_packed(self, own: Tokens) -> "Ring":
         """Exchange the offsets of packed documents, and return the ring that knows all of them."""
@@ -184,13 +187,7 @@ def check_reach(caller: str, reach: Sequence[float], width: Sequence[float], doc
             )
 
 
-def join(
-    caller: str,
-    group: Any,
-    own: Any,
-    options: Mapping[str, Any],
-    device: torch.device,
-) -> Ring:
+def join(caller: str, group: Any, own: Any, options: Mapping[str, Any], device: torch.device) -> Ring:
     """Tell all processes of the group what each one has, and check that their calls fit, in one exchange.
 
     ``own``: the call; None if this process refused its arguments, which all others then learn. ``options``:
@@ -211,10 +208,9 @@ def join(
             }
         )
         each = own.each if len(own.q) else math.nan  # unknown of packed ones without a query
-        any_mask = any(x is not None and x.mask is not None for x in (own.q, d, own.h))
-        single = is_single(own.q) and is_single(d)
+        alone = own.ring
         sizes = len(own.q), len(d), *[*d.values.shape, 0][:3], d.mask is not None, each
-        of_any = longest(own.q), d.values.requires_grad, any_mask, single, own.plain
+        of_any = longest(own.q), alone.wants[0], alone.any_mask, alone.single, own.plain
         facts = [*map(float, (*sizes, *of_any, *reach_of(own.candidates.excluded))), *agreed.facts()]
     rows = exchanged_facts(caller, group, facts, device)
     check_refused(caller, rows)

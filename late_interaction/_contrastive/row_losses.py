@@ -105,13 +105,17 @@ class RowLoss:
 
     def take(self, logits: Tensor, rows: Block, run: list[Block]) -> None:
         if logits.numel():
-            self.add(panel_of(self.call, self._step, logits, rows, (run[0][0], run[-1][1])))
+            self.add(self._panel(logits, rows, (run[0][0], run[-1][1])))
+
+    def _panel(self, logits: Tensor, rows: Block, columns: Block) -> Panel:
+        call, step = self.call, self._step
+        first = sum(call.ring.documents[: call.ring.owner(step)])
+        return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
 
     def end(self, step: int) -> None:
         pass
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return the loss, and how many queries it is the mean over."""
         (each,), total, counts = reduced(self.call, [self.losses()])
         return (each if total is None else total) * self.call.scale, counts
 
@@ -129,8 +133,30 @@ class RowLoss:
         self._factor = row_factor(each, call.labels.left_out, like)  # with respect to each row's loss
         self._scaled = self._factor / call.temperature
 
-    def weights(self, step: int, travelled: Tensor | None) -> "Weights":
-        return Weights(self.call, self, self._scaled, step)
+    def begin_gradients(self, step: int, travelled: Tensor | None) -> None:
+        self._step = step
+
+    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
+        logits = self.call.kept(scores / self.call.temperature, self._step, rows, columns)
+        return self._weighed(self._panel(logits, rows, columns))
+
+    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
+        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
+        return self._weighed(Panel(logits, rows, self.call.classes - self.call.each))
+
+    def _weighed(self, panel: Panel) -> Tensor:
+        factor = self._scaled[panel.part].unsqueeze(1)
+        weights = self.derivatives(panel).mul_(factor)
+        if self.call.labels.index is not None:
+            weights.masked_fill_(factor == 0, 0.0)  # rows that are left out, NaN included
+        return weights
+
+    def of_pairs(
+        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        factor = self._scaled[rows]
+        amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: gradients, of RowLoss.pairs
+        return amount, None if final else amount != 0
 
     def listed(self, step: int) -> Found | None:
         ring = self.call.ring
@@ -146,44 +172,6 @@ class RowLoss:
         if needs_bias and isinstance(bias, Tensor):
             grad_bias = times_number(self.sums["slope"], self._factor, bias)
         return grad_T, grad_bias
-
-
-def panel_of(call: Call, step: int, logits: Tensor, rows: Block, columns: Block) -> Panel:
-    first = sum(call.ring.documents[: call.ring.owner(step)])
-    return Panel(logits, rows, first + columns[0], columns, call.labels if step == 0 else None)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The gradients with respect to the scores of one shard."""
-
-    call: Call
-    loss: RowLoss
-    factor: Tensor  # the gradient with respect to each row's loss, divided by the temperature
-    step: int
-
-    def of_block(self, scores: Tensor, rows: Block, columns: Block) -> Tensor:
-        logits = self.call.kept(scores / self.call.temperature, self.step, rows, columns)
-        return self._of(panel_of(self.call, self.step, logits, rows, columns))
-
-    def of_own(self, scores: Tensor, rows: Block) -> Tensor:
-        first = self.call.classes - self.call.each
-        logits = self.call.candidates.of_own(scores.div_(self.call.temperature), rows)
-        return self._of(Panel(logits, rows, first))
-
-    def _of(self, panel: Panel) -> Tensor:
-        factor = self.factor[panel.part].unsqueeze(1)
-        weights = self.loss.derivatives(panel).mul_(factor)
-        if self.call.labels.index is not None:
-            weights.masked_fill_(factor == 0, 0.0)  # rows that are left out, NaN included
-        return weights
-
-    def of_pairs(
-        self, rows: Tensor, columns: Tensor, logits: Tensor, final: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        factor = self.factor[rows]
-        amount = (logits * factor).masked_fill_(factor == 0, 0.0)  # logits: gradients, of RowLoss.pairs
-        return amount, None if final else amount != 0
 
 
 # ---- the losses ----

@@ -35,6 +35,17 @@ def with_values(x: Tokens, values: Any) -> Tokens:
     return Tokens._made(values, x.mask, x.offsets, x._room, x._bounds)
 
 
+def zeroed(x: Tokens, sequences: Tensor) -> Tokens:
+    """Zero the tokens of some sequences, bool ``[N]``."""
+    if x.offsets is None or len(x) == 0:
+        rows = sequences.view(-1, *[1] * (x.values.dim() - 1))
+    else:
+        token = torch.arange(x.values.shape[0], dtype=x.offsets.dtype, device=x.device)
+        of_token = torch.bucketize(token, x.offsets[1:].contiguous(), right=True).clamp_max(len(x) - 1)
+        rows = sequences[of_token].unsqueeze(1)
+    return with_values(x, x.values.masked_fill(rows, 0.0))
+
+
 def longest(x: Tokens) -> int:
     if x.offsets is None:
         return x.values.shape[1]
@@ -106,7 +117,3 @@ def even_blocks(n: int, most: int) -> list[Block]:
     if size >= 64:
         size = min(most, -(-size // 32) * 32)  # whole tiles of query rows
     return [(begin, min(begin + size, n)) for begin in range(0, n, size)]
-
-
-def sum_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32

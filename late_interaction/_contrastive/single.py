@@ -12,13 +12,13 @@ cache; the weights of several are multiplied with the embeddings together. There
   backward computes the scores again, or reads them where all of them stay within the budget.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from late_interaction._contrastive.blockwise import Gradients, applied, once
+from late_interaction._contrastive.blockwise import Gradients, Run, apply_loss
 from late_interaction._contrastive.call import KEPT_BYTES, Call, row_factor
 from late_interaction._contrastive.cross_entropy import factors, loss_and_counts, temperature_gradient
 from late_interaction._contrastive.panels import (
@@ -33,7 +33,6 @@ from late_interaction._contrastive.panels import (
     two_passes,
 )
 from late_interaction._contrastive.sequences import Block
-from late_interaction._scoring.precision import without_autocast
 from late_interaction.ops._library import cuda_missing
 from late_interaction.ops._library import operators as _ops
 
@@ -53,40 +52,25 @@ def takes(call: Call) -> bool:
 
 def loss(call: Call) -> Tensor:
     """Return the cross entropy of ``Q [Nq, 1, d]`` with ``D [Nd, 1, d]``."""
-    Q, D, _, temperature, _ = call.tensors
     rows_alone = not call.symmetric and call.reduction != "none"
-    one_pass = call.keeps and rows_alone and (Q.requires_grad or D.requires_grad)
-    inputs = Q, D, temperature, call.bare()
-    found: Tensor = _one_pass(*inputs) if one_pass else two_passes(*inputs, _all_sums, _gradients)
-    return found
+    if not (call.keeps and rows_alone and any(x.values.requires_grad for x in (call.q, call.d))):
+        return two_passes(call, _all_sums, _gradients)
+    return apply_loss(call.bare(), _one_pass, *call.tensors)
 
 
 # ---- gradients in the forward ----
 
 
-class _OnePass(Function):
-    @staticmethod
-    def forward(ctx: Any, Q: Tensor, D: Tensor, temperature: Tensor | float, call: Call) -> Tensor:
-        with without_autocast(Q.device.type):
-            batch = Batch.of(call.of((Q, D, None, temperature, 0.0)))
-            result, found, after = _with_gradients(batch, Q.dtype, ctx.needs_input_grad[:3])
-        given = temperature if isinstance(temperature, Tensor) else None
-        ctx.save_for_backward(Q, D, given, after, *found)
-        return result
+def _one_pass(call: Call, tensors: Sequence[Any], needs: tuple[bool, ...]) -> Run:
+    result, found, after = _with_gradients(Batch.of(call.of(tensors)), tensors[0].dtype, needs)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        Q, D, temperature, after, *found = ctx.saved_tensors
+    def gradients(_: Call, tensors: Any, kept: Any, grad: Tensor, needs: Sequence[bool]) -> Gradients:
+        (Q, D, *_), (after, *found) = tensors, kept
+        scale = grad if after is None else grad * after
+        of_temperature = None if found[2] is None else found[2] * grad.to(found[2].dtype)
+        return scaled(found[0], scale, Q), scaled(found[1], scale, D), None, of_temperature, None
 
-        def gradients() -> Gradients:
-            scale = grad if after is None else grad * after
-            of_temperature = None if found[2] is None else found[2] * grad.to(found[2].dtype)
-            return scaled(found[0], scale, Q), scaled(found[1], scale, D), of_temperature
-
-        return *once("losses.contrastive", gradients, (grad, Q, D, temperature)), None
-
-
-_one_pass = applied(_OnePass)
+    return result, [after, *found], gradients
 
 
 def _with_gradients(
@@ -112,7 +96,7 @@ def _with_gradients(
     sides = [batch.rows(of_rows, target)]
     result, counts = loss_and_counts(call, sides)
     of_temperature = None
-    if needs[2]:
+    if needs[3]:
         amounts = factors(call, torch.ones_like(result), sides, counts)
         of_temperature = temperature_gradient(call, sides, amounts)
     return result, [sums.q, sums.d, of_temperature], after
@@ -188,7 +172,6 @@ def _all_sums(batch: Batch) -> AllSums:
 def _gradients(
     batch: Batch, found: AllSums, amounts: list[Tensor], needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of Q and D."""
     call = batch.call
     if not (needs[0] or needs[1]):
         return None, None

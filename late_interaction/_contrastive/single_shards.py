@@ -42,9 +42,7 @@ def takes(call: Call) -> bool:
 
 def loss(call: Call) -> Tensor:
     """Return the cross entropy of this process's ``Q [Nq, 1, d]`` with the ``D [Nd, 1, d]`` of all."""
-    Q, D, _, temperature, _ = call.tensors
-    found: Tensor = two_passes(Q, D, temperature, call.bare(), _all_sums, _gradients)
-    return found
+    return two_passes(call, _all_sums, _gradients)
 
 
 # ---- forward ----
@@ -191,7 +189,6 @@ class _Shard:
 def _gradients(
     batch: Batch, found: AllSums, amounts: list[Tensor], needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of Q and D."""
     call = batch.call
     amount, after = amounts[0] * batch.inverse, None
     if batch.Q.dtype is torch.float16 and len(amount):  # holds no small numbers: the largest factor becomes 1

@@ -6,8 +6,9 @@ queries with them, stay within the budget of one process: one exchange and one c
 documents are sent home in the documents' dtype, and added in the order of ranks.
 """
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +19,13 @@ from torch.nn.functional import cross_entropy as of_rows
 
 from late_interaction._checks.losses import IGNORED
 from late_interaction._contrastive import blockwise
-from late_interaction._contrastive.blockwise import Gradients, Loss, applied, once
-from late_interaction._contrastive.call import Call, default_budget, pair_bytes, split
+from late_interaction._contrastive.backward import Loss
+from late_interaction._contrastive.blockwise import Gradients, Run, apply_loss, outside_autocast
+from late_interaction._contrastive.call import Call, default_budget, pair_bytes
 from late_interaction._contrastive.labels import Labels
 from late_interaction._contrastive.ring import Ring, mask_bytes
 from late_interaction._group import exchange_failed
-from late_interaction._scoring.precision import without_autocast
-from late_interaction._torch import _is_any_autocast_enabled
 from late_interaction.tokens import Tokens
-
-
-def _outside_autocast(call: Call) -> Any:
-    return without_autocast(call.q.device.type) if _is_any_autocast_enabled() else nullcontext()
 
 
 def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -51,7 +47,7 @@ def _all_scores(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def cross_entropy(call: Call, reduction: str) -> Tensor:
     """Compute PyTorch's cross entropy of the queries and all documents of a call that is plain."""
-    with _outside_autocast(call):
+    with outside_autocast(call.q.values):
         scores, own = _all_scores(call)
         every = scores if own is None else torch.cat((scores, own), 1)
         index, left_out = call.labels.index, call.labels.left_out
@@ -72,60 +68,44 @@ def cross_entropy(call: Call, reduction: str) -> Tensor:
 # ---- any loss ----
 
 
-class ScoresFunction(Function):
-    """A loss from the scores of all pairs, and of the queries with their hard negatives."""
+def _of_scores(kind: Any, call: Call, tensors: Sequence[Any], needs: Sequence[bool]) -> Run:
+    """Compute a loss from the scores of all pairs, and of the queries with their hard negatives."""
+    scores, own, *numbers = tensors
+    call = call.of((None, None, None, *numbers))
+    rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
+    logits = call.kept(scores / call.temperature, 0, rows, columns)
+    positives = scores.new_full((len(scores), call.labels.most), torch.nan)
+    if logits.numel():
+        call.labels.read(positives, logits, rows, columns)
+    loss: Loss = kind.of(call, positives)
+    if own is not None and own.numel():
+        loss.add_own(call.candidates.of_own(own / call.temperature, rows), rows)
+    loss.begin(None, 0)
+    if logits.numel():
+        loss.take(logits, rows, [columns])
+    loss.end(0)
+    result, counts = loss.result()
+    of_sums, rebuild = loss.save()
 
-    @staticmethod
-    def forward(ctx: Any, call: Call, kind: Any, *tensors: Any) -> Tensor:
-        scores, own, *numbers = tensors
-        bare, call = call, call.of((None, None, None, *numbers))
-        rows, columns = (0, scores.shape[0]), (0, scores.shape[1])
-        logits = call.kept(scores / call.temperature, 0, rows, columns)
-        positives = scores.new_full((len(scores), call.labels.most), torch.nan)
-        if logits.numel():
-            call.labels.read(positives, logits, rows, columns)
-        loss: Loss = kind.of(call, positives)
-        if own is not None and own.numel():
-            loss.add_own(call.candidates.of_own(own / call.temperature, rows), rows)
-        loss.begin(None, 0)
-        if logits.numel():
-            loss.take(logits, rows, [columns])
-        loss.end(0)
-        result, counts = loss.result()
-        if call.keeps:
-            of_sums, ctx.rebuild = loss.save()
-            inputs = [x if isinstance(x, Tensor) else None for x in tensors]
-            ctx.save_for_backward(*inputs, counts, *of_sums)
-            ctx.call, ctx.numbers = bare, [None if isinstance(x, Tensor) else x for x in numbers]
-        return result
+    def gradients(call: Call, tensors: Any, kept: Any, grad: Tensor, needs: Sequence[bool]) -> Gradients:
+        (scores, own, *numbers), (counts, *of_sums) = tensors, kept
+        loss: Loss = rebuild(call.of((None, None, None, *numbers)), of_sums)
+        travels, rows = loss.derive(grad, counts), (0, scores.shape[0])
+        loss.begin_gradients(0, travels)
+        of_scores = loss.of_block(scores, rows, (0, scores.shape[1]))
+        of_own = None if own is None else loss.of_own(own.clone(), rows)
+        return of_scores, of_own, *loss.of_numbers(*needs[2:])
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Gradients:
-        saved = ctx.saved_tensors
-        (scores, own), numbers, (counts,), of_sums = split(saved, [2, 2, 1, len(saved) - 5])
-        numbers = [x if given is None else given for x, given in zip(numbers, ctx.numbers, strict=True)]
-        call = ctx.call.of((None, None, None, *numbers))
-
-        def gradients() -> Gradients:
-            loss: Loss = ctx.rebuild(call, of_sums)
-            travels, rows = loss.derive(grad, counts), (0, scores.shape[0])
-            of_scores = loss.weights(0, travels).of_block(scores, rows, (0, scores.shape[1]))
-            of_own = None if own is None else loss.weights(-1, None).of_own(own.clone(), rows)
-            return of_scores, of_own, *loss.of_numbers(*ctx.needs_input_grad[4:])
-
-        return None, None, *once(call.name, gradients, (grad, scores, own, *numbers))
-
-
-_of_scores = applied(ScoresFunction)
+    return result, [counts, *of_sums], gradients
 
 
 def loss(call: Call, kind: Any) -> Tensor:
     """Compute a loss of class ``kind``: from all scores if they are kept, without a tail, else by blocks."""
     if not call.whole:
         return blockwise.loss(call, kind.start)
-    with _outside_autocast(call):
-        loss: Tensor = _of_scores(replace(call.bare(), tail=0.0), kind, *_all_scores(call), *call.numbers)
-    return loss
+    with outside_autocast(call.q.values):
+        tensors = (*_all_scores(call), *call.tensors[3:])
+        return apply_loss(replace(call.bare(), tail=0.0), partial(_of_scores, kind), *tensors)
 
 
 # ---- the cross entropy over a process group ----

@@ -9,10 +9,11 @@ from late_interaction._checks.losses import check_candidates
 from late_interaction._checks.messages import shape_of
 from late_interaction._checks.options import Precision, check_flag
 from late_interaction._checks.tensors import check_has_d
+from late_interaction._contrastive.sequences import zeroed
 from late_interaction._maxsim import maxsim
 from late_interaction._scoring.norm_warning import look, unwatched
 from late_interaction._scoring.normalized import unit_packed
-from late_interaction._scoring.sequences import as_tokens
+from late_interaction._scoring.sequences import as_tokens, own_pairs
 from late_interaction.score_pairs import score_pairs_packed
 from late_interaction.tokens import Tokens
 
@@ -32,11 +33,12 @@ def own_scores(
         )
     shape = len(q), D.shape[1] if isinstance(D, Tensor) else each
     candidates = check_candidates(candidate_mask, shape, q.device)
+    options: dict[str, Any] = {"normalize": normalize, "precision": precision}
     found: tuple[Tensor, Tensor | None]
     if q.is_packed or d.is_packed:
-        found = _packed_scores(q.pack(), d.pack(), candidates, shape, normalize, precision)
+        found = _packed_scores(q.pack(), d.pack(), candidates, shape, **options)
     else:
-        found = _padded_scores(q, d, candidates, shape, normalize, precision)
+        found = _padded_scores(q, d, candidates, shape, **options)
     if not normalize:
         look(name, q.values, q.mask)
     return found
@@ -60,15 +62,13 @@ def _as_tokens(Q: Any, D: Any) -> tuple[Tokens, Tokens]:
 
 
 def _padded_scores(
-    q: Tokens, d: Tokens, candidates: Tensor | None, shape: tuple[int, int], normalize: bool,
-    precision: Precision | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    q: Tokens, d: Tokens, candidates: Tensor | None, shape: tuple[int, int], **options: Any
+) -> tuple[Tensor, Tensor | None]:
     D = d.values.unflatten(0, shape)
     mask = None if d.mask is None else d.mask.unflatten(0, shape)
     if candidates is not None:
         of_tokens = candidates.unsqueeze(-1).expand(D.shape[:-1])
         mask = of_tokens if mask is None else mask & of_tokens
-    options: dict[str, Any] = {"normalize": normalize, "precision": precision}
     scores: Tensor = unwatched(maxsim, q.values, D, q.mask, mask, **options)
     return scores, None if mask is None else mask.any(-1)
 
@@ -81,14 +81,12 @@ def _packed_scores(
     Q, D, cu_q, cu_d, documents = q.values, d.values, q.offsets, d.offsets, len(d)
     assert cu_q is not None and cu_d is not None
     kept = (cu_d[1:] > cu_d[:-1]).view(shape)
-    pairs = torch.arange(documents, dtype=torch.int32, device=Q.device)
-    rows = pairs.div(max(shape[1], 1), rounding_mode="floor")
+    rows, pairs = own_pairs(documents, shape[1], Q.device)
     if candidates is not None:  # those that are left out become one more document, which is empty
         kept = kept & candidates
         pairs = pairs.masked_fill(~candidates.flatten(), documents)
         if normalize:
-            owner = torch.bucketize(torch.arange(len(D), device=D.device), cu_d[1:], right=True)
-            D = D.masked_fill((pairs == documents)[owner.clamp_max(documents - 1), None], 0.0)
+            D = zeroed(d, ~candidates.flatten()).values
     if normalize:
         Q, D = unit_packed(Q, cu_q), unit_packed(D, cu_d)
     if candidates is not None:

@@ -23,8 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from late_interaction._checks.losses import check_above_0, check_number
-from late_interaction._checks.tensors import is_autocasting
-from late_interaction._contrastive.sequences import sum_dtype
+from late_interaction._checks.tensors import is_autocasting, scores_dtype
 from late_interaction._scoring.norm_warning import unwatched
 from late_interaction._scoring.sequences import as_tokens
 from late_interaction._scoring.traced import leave_untraced
@@ -71,7 +70,7 @@ def _traced(
     q, d = _opened("Q", Q), _opened("D", D)
     h = (None,) * 3 if hard_negatives is None else _opened("hard_negatives", hard_negatives)
     first = q[0]
-    number = {"dtype": sum_dtype(first), "device": first.device}
+    number = {"dtype": scores_dtype(first), "device": first.device}
     if not isinstance(temperature, Tensor):
         temperature = torch.full((), check_above_0("temperature", temperature), **number)
     if not isinstance(bias, Tensor):
@@ -142,7 +141,7 @@ def _fake(
     rows = () if _is_reduced(options) else (len(Q) if offsets is None else offsets.shape[0] - 1,)
     tensors = zip((Q, D, H, temperature, bias), needs, strict=True)
     grads = (torch.empty_like(x) if need and x is not None else Q.new_empty(0) for x, need in tensors)
-    return Q.new_empty(rows, dtype=sum_dtype(Q)), *grads
+    return Q.new_empty(rows, dtype=scores_dtype(Q)), *grads
 
 
 class _BatchLoss(Function):
