@@ -534,6 +534,17 @@ def run_quantized_rows(name, rows, d):
                 raise SystemExit(f"{name}: a scale is not positive")
 
 
+def run_centroid_rows(name, Nq, Lq, lengths):
+    cu_seqlens = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    tokens, on = sum(lengths), {"device": "cuda"}
+    Q, table = torch.randn(Nq, Lq, 128, **on).half(), torch.randn(37, 128, **on).half()
+    codes = torch.randint(37, (tokens,), dtype=torch.int32, **on)
+    residuals = torch.randint(256, (tokens, 32), dtype=torch.uint8, **on)
+    weights = torch.tensor([-0.1, -0.03, 0.03, 0.1], **on)
+    for norms in (None, torch.rand(tokens, **on).half()):
+        finite(name, ops.maxsim_residual_normed(Q, codes, residuals, norms, cu_seqlens, table, weights))
+
+
 def run_bits(name, Lq, Ld, d):
     """Both forms of the layout, words and bytes of tokens, integers and scales."""
     ops = torch.ops.late_interaction
@@ -731,6 +742,7 @@ if __name__ == "__main__":
         (run_ragged, "quantized, packed documents of many lengths", (80, 32, [40, 300, 0, 90] * 80, 128)),
         (run_ragged, "quantized, packed documents as a stream", (1, 32, [40, 3, 0, 9] * 1600, 128)),
         *((run_compressed, name, arguments) for name, arguments in COMPRESSED_CALLS.items()),
+        (run_centroid_rows, "compressed, packed, of known norms", (2, 32, [40, 3, 0, 9] * 1600)),
         *((run_xtr, name, arguments) for name, arguments in XTR_CALLS.items()),
         (run_bits, "bits, words", (32, 70, 128)),
         (run_bits, "bits, some words", (5, 20, 64)),
