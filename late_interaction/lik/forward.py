@@ -46,3 +46,20 @@ def maxsim_forward(
             return maxsim(Q, D, q_mask, d_mask, normalize=normalize), None
         scores, winners = maxsim_with_winners(Q, D, q_mask, d_mask, normalize=normalize)
         return scores, winners.flatten(end_dim=-2) if winners.dim() > 1 else winners.unsqueeze(0)
+
+
+def _run_forward(
+    Q: Tensor,
+    D: Tensor,
+    *,
+    q_mask: Tensor | None,
+    d_mask: Tensor | None,
+    save_argmax: bool,
+    kd_layout: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run :func:`maxsim_forward` as that library's own tests do: masks of 0 and 1, documents in one list."""
+    if kd_layout:
+        D = D.unflatten(0, (len(Q), -1))
+        d_mask = None if d_mask is None else d_mask.unflatten(0, (len(Q), -1))
+    q_mask, d_mask = (None if mask is None else mask.bool() for mask in (q_mask, d_mask))
+    return maxsim_forward(Q, D, q_mask, d_mask, save_argmax=save_argmax)

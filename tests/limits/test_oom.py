@@ -1,5 +1,6 @@
 """Out of memory: the exception passes through, and the next call works."""
 
+import contextlib
 import os
 import resource
 from pathlib import Path
@@ -18,10 +19,18 @@ from late_interaction.score_pairs import score_pairs_packed
 def little_memory():
     """A GPU on which this process may use only a little more than it does."""
     torch.cuda.empty_cache()
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (600 << 20)) / total)
+    total, reserved = torch.cuda.mem_get_info()[1], torch.cuda.memory_reserved()
+    # Tensors of other tests may keep large blocks, of which the rest is free.
+    torch.cuda.set_per_process_memory_fraction(reserved / total)
+    filled = []
+    for size in (1 << 30, 1 << 26, 1 << 22):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                filled.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    torch.cuda.set_per_process_memory_fraction((reserved + (600 << 20)) / total)
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
+    filled.clear()
     torch.cuda.empty_cache()
 
 

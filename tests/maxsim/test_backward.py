@@ -12,6 +12,7 @@ from late_interaction.lik.backward import (
     maxsim_backward_unified,
     maxsim_backward_unified_reference,
 )
+from late_interaction.lik.forward import _run_forward
 from tests.support import ref
 from tests.support.calls import Called
 from tests.support.cases import Case, call, inputs, walk
@@ -211,7 +212,7 @@ def test_strategies_by_themselves(function, kd_layout, device):
     )
     q_mask = torch.rand(Nq, Lq, device=device) < 0.7
     documents = D.view(Nq, N, 9, 16) if kd_layout else D
-    argmax = li.maxsim_with_winners(Q, documents)[1].view(Nq * N, Lq)
+    _, argmax = _run_forward(Q, D, q_mask=None, d_mask=None, save_argmax=True, kd_layout=kd_layout)
     argmax[0, 0] = -1
     grad = torch.randn(Nq, N, device=device)
     winners = argmax.view(Nq, N, Lq).masked_fill(~q_mask.unsqueeze(1), -1)
