@@ -34,7 +34,7 @@ class CrossEntropy:
     columns: RunningSoftmax | None
     of_labels: Tensor  # [queries, P]
     found: list[PairList] = field(default_factory=list)
-    # Of the shard that the forward is in: its blocks, its list, and bounds from its labels' logits.
+    # The shard that the forward is in has these blocks, this list, and these bounds from its labels' logits.
     grid: Grid | None = None
     listing: PairList | None = None
     starts: _Bounds | None = None
@@ -221,7 +221,8 @@ class CrossEntropy:
         if self._step == 0:
             hits = self.call.labels.of_pairs(rows, columns)
             counts = None if counts is None else counts.logical_or_(hits.any(1))
-            amount -= torch.where(hits, self._at_labels[rows], 0.0).sum(1)
+            at_labels = self._at_labels[rows]
+            amount -= torch.where(hits, at_labels, 0.0).sum(1)
         return amount, counts
 
     def _above(self, amount: Tensor, factor: Tensor, classes: int) -> Tensor:

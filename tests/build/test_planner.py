@@ -240,9 +240,8 @@ def test_one_query_and_more_short_documents_than_l2_holds_are_a_stream():
 @pytest.mark.parametrize("dtype", [plan.Dtype.e4m3, plan.Dtype.e5m2, plan.Dtype.int8])
 def test_few_rows_and_many_packed_documents_of_codes_are_a_stream(dtype):
     def kernel(rows, documents, Ld=128, d=128, packed=True, **options):
-        options = {"dtype": dtype, "scaled": True, "given_scales": True, "packed": packed} | options
-        made = forward(1, documents, rows, Ld, d, **options)
-        return made.kernel
+        options = {"dtype": dtype, "scaled": True, "packed": packed} | options
+        return forward(1, documents, rows, Ld, d, **options).kernel
 
     for device in (H200, A100):
         for rows in (1, 31, 32):

@@ -121,10 +121,10 @@ __device__ __forceinline__ uint32_t levels_of(uint32_t levels, uint32_t buckets)
 }
 
 // What the sums of products are multiplied with: of the lane's query rows.
-struct RowScales {
+struct QueryScales {
   float scale[8], of_nothing[8];  // of_nothing: -scale * kIntegerAsFloat
 
-  __device__ __forceinline__ explicit RowScales(const CentroidRowsArgs& p) {
+  __device__ __forceinline__ explicit QueryScales(const CentroidRowsArgs& p) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       scale[i] = p.query->scale[threadIdx.x % 4 * 8 + i];
@@ -174,7 +174,7 @@ __device__ __forceinline__ void multiply_residuals(const uint2 (&words)[2], uint
 // The similarities of the lane's token of 16, lane / 4 + 8 i, with the lane's query rows, in pairs.
 // of_centroid: the scores of its centroid; factor: 1 / norm.
 __device__ __forceinline__ void similarities_of(const int32_t (&sums)[4][4], int i, const uint4& of_centroid,
-                                                const RowScales& scales, __half2 factor, __half2 (&x)[4]) {
+                                                const QueryScales& scales, __half2 factor, __half2 (&x)[4]) {
   const uint32_t pairs[4] = {of_centroid.x, of_centroid.y, of_centroid.z, of_centroid.w};
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -213,7 +213,7 @@ struct RowMaxima {
   }
 
  private:
-  // Of two pairs, the lane keeps the first, or the second if it is the upper of two partners.
+  // The lane keeps the first of two pairs, or the second if it is the upper of two partners.
   template <int kPartner>
   __device__ __forceinline__ void merge(__half2& first, __half2 second) {
     const bool upper = threadIdx.x & kPartner;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(32 * kRowsWarps, 4)
 #pragma unroll
   for (int i = 0; i < 16; ++i) q[i / 4][i % 4] = p.query->fragments[i][lane];
   const uint32_t levels = p.query->levels;
-  const RowScales scales(p);
+  const QueryScales scales(p);
   const uint32_t ring = kept(ptx::smem_address(shared) + warp * kRowsDepth * kRowsStageBytes);
   TileWalk ahead(mine);
   RowsProducer producer(p, mine);

@@ -212,8 +212,8 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
   auto tile_index = static_cast<int32_t>(range.work_tile / p.N);
   auto j = static_cast<int32_t>(range.work_tile % p.N);
   bool entered = false;
-  // Of codes, whose tiles take least: a load of shared memory, busy with the wgmma, takes some 150 clocks.
-  // Elsewhere registers are short.
+  // Codes alone hold them, whose tiles take least: a load of shared memory, busy with the wgmma, takes some
+  // 150 clocks. Elsewhere registers are short.
   LaneScales held;
   for (uint32_t parity = 0; documents > 0; parity ^= 1, --documents) {
     if (!entered) {
