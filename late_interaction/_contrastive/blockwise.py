@@ -50,13 +50,13 @@ def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
     return without_autocast(x.device.type) if _is_any_autocast_enabled() else nullcontext()
 
 
-# What a loss is: its value; what is kept for its backward beside the tensors that it is of; and the function,
-# free of tensors, of ``(call, tensors, kept, grad, needs)`` that returns the gradients of these tensors.
+# A run returns the value of a loss, what the backward keeps beside the tensors that the run was given, and a
+# function of ``(call, tensors, kept, grad, needs)``. It returns their gradients, and holds no tensor itself.
 Run = tuple[Tensor, Sequence[Tensor | None], Callable[..., Gradients]]
 
 
 class LossFunction(Function):
-    """A loss of some tensors: ``run``, of the bare call, these tensors and which of them need a gradient."""
+    """Compute a loss of tensors by ``run``, of the bare call, them, and which of them need a gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, run: Callable[..., Run], *tensors: Any) -> Tensor:

@@ -267,7 +267,7 @@ bool worth_short(const Sizes& s, const ForwardTraits& traits, const ForwardPlan&
   return taken < kClear * (kDocumentsBegin + kDocument * static_cast<double>(ceil_div(s.N, device.sm_count)));
 }
 
-// True if every warp of a multiprocessor has some documents.
+// True if every warp of the GPU has some documents.
 bool gives_warps_runs(const Sizes& s, const Device& device) {
   constexpr int64_t kWarps = 12, kDocuments = 4;
   return s.N >= kDocuments * kWarps * device.sm_count;

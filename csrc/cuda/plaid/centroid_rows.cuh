@@ -3,10 +3,12 @@
 //
 //   similarity(token, row) = (centroid_scores[code][row] + <row, residual>) / norm
 //
-//   scores of a token's centroid   64 bytes of L2: 32 query rows in fp16, where the centroid itself has 256
-//   residual                       32 bytes: 128 dims as int8 levels, a permutation of four bytes for four
-//   dims multiply                       mma.m16n8k32: 16 tokens by 8 rows of int8 fold sums as fp16 pairs of
-//   rows, the centroid's scores, the norm and the running maximum
+//   - Of a token's centroid a warp reads the scores: 64 bytes of L2, 32 query rows in fp16. The centroid
+//     itself has 256 bytes.
+//   - Of a residual it reads 32 bytes, 128 dims. A permutation of four bytes makes int8 levels of four dims.
+//   - mma.m16n8k32 multiplies 16 tokens by 8 query rows, in int8.
+//   - The sums become fp16 pairs of rows, to which the centroid's scores are added. The norm multiplies them,
+//     and the running maximum takes them.
 //
 // A query row and the levels of the buckets are int8 with a scale each, whose errors are those of the
 // residual alone, the smaller part of a token. A similarity is rounded to fp16, as its centroid's score is.
@@ -120,7 +122,7 @@ __device__ __forceinline__ uint32_t levels_of(uint32_t levels, uint32_t buckets)
   return four;
 }
 
-// What the sums of products are multiplied with: of the lane's query rows.
+// Makes similarities of the sums of products, for the lane's query rows.
 struct QueryScales {
   float scale[8], of_nothing[8];  // of_nothing: -scale * kIntegerAsFloat
 

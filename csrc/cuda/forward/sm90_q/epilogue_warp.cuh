@@ -69,8 +69,8 @@ struct EpilogueBuffer {
   }
 };
 
-// What a lane of an epilogue warp needs for each document of a row tile.
-struct LaneScales {
+// Holds what a lane of an epilogue warp needs for each document of a row tile.
+struct LaneEpilogue {
   float4 scale;      // of the lane's rows, as in LaneRows
   int64_t score_at;  // offset, for document 0, of the score that the lane stores; -1: it stores none
   // Blocks of 32 rows that each query has in this warp: 1, 2 or 4. 0: some block has rows of two queries.
@@ -86,10 +86,10 @@ struct EpilogueRows {
   int4 query[32];
   // Offsets, for document 0, of the winners of a lane's rows. -1: there is no such row.
   longlong2 winner_at[Tile::kWinners ? 2 : 1][32];
-  int64_t score_at[32];  // of LaneScales
+  int64_t score_at[32];  // of LaneEpilogue
   RowTile tile;
   int32_t first_query, last_query, first_partial;  // of the warp, as in LaneRows
-  int32_t blocks;                                  // of LaneScales
+  int32_t blocks;                                  // of LaneEpilogue
 
   __device__ __forceinline__ void take(const ForwardArgs& p, const RowTile& of, int consumer) {
     const int lane = threadIdx.x % 32;
@@ -121,12 +121,12 @@ struct EpilogueRows {
     __syncwarp();
   }
 
-  __device__ __forceinline__ LaneScales lane_scales() const {
+  __device__ __forceinline__ LaneEpilogue lane_epilogue() const {
     const int lane = threadIdx.x % 32;
     return {scale[lane], score_at[lane], blocks};
   }
 
-  // LaneScales::blocks. From one row to the next the query is the same, or a later one.
+  // LaneEpilogue::blocks. From one row to the next the query is the same, or a later one.
   __device__ __forceinline__ int32_t query_blocks() const {
     const int32_t others = last_query - first_query, each = others == 3 ? 1 : others == 1 ? 2 : 4;
     bool all = others == 4 / each - 1;
@@ -142,7 +142,7 @@ struct EpilogueRows {
 // Applies the query mask and the scales to the maxima, and stores winners.
 template <class Tile>
 __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
-                                                        const LaneScales& held, int32_t j,
+                                                        const LaneEpilogue& held, int32_t j,
                                                         Maximum (&best)[4]) {
   const int lane = ptx::tid_x() % 32;
   const float4 loaded = Tile::kQuantized ? held.scale : rows.scale[lane];
@@ -164,7 +164,7 @@ __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, co
 // rows need no selection, and the order of additions is the same.
 template <class Tile>
 __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueRows<Tile>& rows,
-                                           const LaneScales& held, int32_t j, const Maximum (&best)[4]) {
+                                           const LaneEpilogue& held, int32_t j, const Maximum (&best)[4]) {
   const int lane = ptx::tid_x() % 32;
   auto* scores = static_cast<float*>(p.scores);
   if (const int blocks = Tile::kQuantized ? held.blocks : rows.blocks; blocks != 0) {
@@ -214,11 +214,11 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
   bool entered = false;
   // Codes alone hold them, whose tiles take least: a load of shared memory, busy with the wgmma, takes some
   // 150 clocks. Elsewhere registers are short.
-  LaneScales held;
+  LaneEpilogue held;
   for (uint32_t parity = 0; documents > 0; parity ^= 1, --documents) {
     if (!entered) {
       rows.take(p, row_tile(p, tile_index, Tile::kRows), followed_consumer<Tile>());
-      if constexpr (Tile::kQuantized) held = rows.lane_scales();
+      if constexpr (Tile::kQuantized) held = rows.lane_epilogue();
       entered = true;
     }
     Maximum best[Tile::kLaneRows];
@@ -239,7 +239,7 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
     };
     if (resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document, tokens_of,
                                    WaitingMaxima<16>{from.buffer, 4}, best)) {
-      if constexpr (Tile::kQuantized) held = rows.lane_scales();  // so that the above has their registers
+      if constexpr (Tile::kQuantized) held = rows.lane_epilogue();  // so that the above has their registers
     }
     from.ring.consumer_release(0);
     if (leaves_maxima<Tile>(p)) {
