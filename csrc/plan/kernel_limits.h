@@ -48,7 +48,12 @@ inline constexpr int kRowsKept = 18 * 1024;
 
 // The widest tiles that registers allow.
 inline constexpr int kWidestSplitTile = 152;
-constexpr int widest_tile(bool masked, bool scaled) { return masked && scaled ? 104 : masked ? 152 : 160; }
+constexpr int widest_tile(bool masked, bool scaled, int k_chunks) {
+  return masked && scaled ? 104 : masked || (scaled && k_chunks > 1) ? 152 : 160;
+}
+
+// Columns for whose scales a stage has room.
+constexpr int scale_columns(int columns) { return (columns + 15) / 16 * 16; }
 
 // True if all token ranges have instances with tails, a narrower last tile of a document, and whole documents
 // have instances of their own: 16-bit tokens whose columns count alike.

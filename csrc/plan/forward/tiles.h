@@ -49,9 +49,10 @@ inline std::span<const int> tile_widths(Compute compute) {
 
 // Returns the cost of the tiles of a document of `length` tokens: each costs its columns, and some more for
 // its start and end. tail: columns of the last tile, where the remaining tokens fit it.
-inline int64_t tiles_cost(int64_t length, int width, int tail, int ends = 16) {
+inline int64_t tiles_cost(int64_t length, int width, int tail) {
+  constexpr int kEnds = 16;
   const int64_t tiles = ceil_div(length, width), remaining = length - (tiles - 1) * width;
-  return tiles * (width + ends) - (remaining <= tail ? width - tail : 0);
+  return tiles * (width + kEnds) - (remaining <= tail ? width - tail : 0);
 }
 
 // The allowed width, in document tokens, of the lowest cost; the first of equals. document_cost(width): what

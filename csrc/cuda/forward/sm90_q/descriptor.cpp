@@ -11,12 +11,12 @@ namespace {
 
 // Packed documents of different lengths, of which only the mean is known. As in a corpus of passages, many
 // are shorter and few are much longer: 3 * mean * u * u, for u spread evenly from 0 to 1.
-int64_t ragged_cost(int64_t mean, int width, int ends) {
+int64_t ragged_cost(int64_t mean, int width) {
   constexpr int64_t kLengths = 32;
   int64_t all = 0;
   for (int64_t i = 0; i < kLengths; ++i) {
     const int64_t length = 3 * mean * (2 * i + 1) * (2 * i + 1) / (4 * kLengths * kLengths);
-    all += tiles_cost(std::max<int64_t>(length, 1), width, tail_width(width), ends);
+    all += tiles_cost(std::max<int64_t>(length, 1), width, tail_width(width));
   }
   return all / kLengths;
 }
@@ -39,6 +39,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.k_chunks = static_cast<int>(ceil_div(s.d * element, kKChunkBytes));
   plan.rows = 256;
   plan.partial_rows = 128;
+  plan.scaled = traits.scaled || (packed_ranges && element == 1);
   const auto masked = [&](int width) {
     return !compacted && !packed_ranges && (traits.masked || traits.packed || s.Ld < width);
   };
@@ -49,11 +50,11 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
   const auto allowed = [&](int width) {
-    return width <= widest_tile(masked(width), traits.scaled) && (tokens == 0 || width == tokens);
+    return width <= widest_tile(masked(width), plan.scaled, plan.k_chunks) &&
+           (tokens == 0 || width == tokens);
   };
   const auto document_cost = [&](int width) {
-    // Columns of codes take half as long, and their fold more of it, so that ends of tiles cost more of them.
-    if (packed_ranges && traits.ragged) return ragged_cost(s.Ld, width, element == 1 ? 48 : 16);
+    if (packed_ranges && traits.ragged) return ragged_cost(s.Ld, width);
     const int last = two_widths(width) ? second_width(width) : packed_ranges ? tail_width(width) : width;
     return tiles_cost(s.Ld, width, last);
   };
@@ -64,7 +65,6 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   // Trimming is a kernel more: worth it if the products take tens of microseconds.
   constexpr double kWorthTrimming = 4e10;
   plan.masked = masked(plan.tokens);
-  plan.scaled = traits.scaled || (packed_ranges && element == 1);
   plan.trimmed = traits.masked && !compacted && (operations(s) >= kWorthTrimming || num_splits > 1);
   plan.compacted = compacted;
   plan.tails = packed_ranges || (compacted && has_whole(element, plan.masked, plan.scaled));
@@ -73,7 +73,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   plan.end_tokens = 16 + plan.tokens / (plan.tails ? 8 : 2);
   const int64_t q = int64_t{plan.k_chunks} * plan.rows * kKChunkBytes;
   const int64_t stage = int64_t{plan.k_chunks} * plan.tokens * kKChunkBytes + (plan.masked ? 32 : 0) +
-                        (plan.scaled ? 4 * plan.tokens : 0);
+                        (plan.scaled ? 4 * scale_columns(plan.tokens) : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMostStages));
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);

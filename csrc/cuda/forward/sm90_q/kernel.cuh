@@ -35,8 +35,8 @@
 // or is shorter than its tile.
 //
 // Where all columns of a range count alike (kDocRanges), the last tile is a narrower tail, if the remaining
-// tokens fit one. Scores without winners have a brief tail, too. The producer writes a StageTile beside each
-// stage, so that a consumer chooses between a tile and a tail without a load from global memory.
+// tokens fit one. Scores without winners have a brief tail, too. Beside each stage the producer writes the
+// StageTile of the next one, so that a consumer knows a tile's width before it waits for the tile.
 //
 //     a document of 240 tokens   |<------ tile, 152 ------>|
 //                                                   |<-- tail, 104 -->|
@@ -62,7 +62,6 @@ namespace late_interaction {
 struct Sm90QPolicy {
   bool three_at_once;  // a fold takes the maximum of three numbers an instruction
   bool reads_ahead;    // a consumer reads scales one tile before it multiplies by them
-  bool reads_at_once;  // a consumer reads the scales of a tile before it waits for the products
   int unroll_tiles;    // tiles in the body of the loop
   bool staggered;      // the second consumer begins with a single tile
 };
@@ -75,8 +74,7 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   policy.three_at_once = quantized && !(scaled && float_sums);
   // Shared memory is busy with the wgmma, so scales are read early where there are registers for it.
   policy.reads_ahead =
-      scaled && !masked && !winners && !doc_ranges && (quantized ? k_chunks == 1 : columns <= 128);
-  policy.reads_at_once = scaled && doc_ranges && (columns <= 152 || k_chunks == 1);
+      scaled && !masked && !winners && (doc_ranges || (quantized ? k_chunks == 1 : columns <= 128));
   // One: the shortest fold hides behind the other warpgroup's wgmma, and a short body is fetched faster.
   // Four: longer folds also need wgmma of the same warpgroup. Two: registers are short, or four bodies do not
   // fit the instruction cache.
@@ -128,7 +126,7 @@ struct Sm90QTile {
   // A stage also holds a bit for each column, those of one lane of a quad together, then the columns' scales.
   static constexpr int kMaskWords = kMasked ? (kColumns / 4 + 31) / 32 : 0;
   static constexpr uint32_t kMaskBytes = 16 * kMaskWords;
-  static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * kColumns : 0);
+  static constexpr uint32_t kTokenScaleBytes = kMaskBytes + (kScaled ? 4 * scale_columns(kColumns) : 0);
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
     return kWarpRows * warp + 32 * (lane / 8) + 8 * o + lane % 8;
@@ -172,18 +170,19 @@ struct Sm90QShared {
 
 enum class Width : uint32_t { none, full, tail, brief };
 
-// The tile of a document range that a stage holds.
+// A tile of a document range.
 struct StageTile {
-  int32_t begin;      // first token; below 0: the tile begins at 0, and its last -begin columns do not count
-  Width width, next;  // next: of the following tile against the same rows
-  bool ends;          // the last tile of the document range
+  int32_t begin;  // first token; below 0: the tile begins at 0, and its last -begin columns do not count
+  Width width;    // none: no tile follows against the same rows
+  bool ends;      // the last tile of the document range; beside a stage: whether the stage's own tile is
 
-  // As the producer writes it beside a stage.
   __device__ __forceinline__ uint32_t packed() const {
-    return 32u * begin + 8 * static_cast<uint32_t>(width) + 2 * static_cast<uint32_t>(next) + (ends ? 1 : 0);
+    return 8u * begin + 2 * static_cast<uint32_t>(width) + (ends ? 1 : 0);
   }
+  // From lane 0, so that the compiler knows that all lanes have the same.
   static __device__ __forceinline__ StageTile unpacked(uint32_t word) {
-    return {static_cast<int32_t>(word) >> 5, Width{word / 8 % 4}, Width{word / 2 % 4}, word % 2 != 0};
+    word = __shfl_sync(kFullWarp, word, 0);
+    return {static_cast<int32_t>(word) >> 3, Width{word / 2 % 4}, word % 2 != 0};
   }
 };
 
@@ -216,22 +215,25 @@ __device__ __forceinline__ int32_t columns_of(Width width) {
 template <class Tile>
 __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
   const Width width = tile_width<Tile>(length, t);
-  const bool ends = t + Tile::kColumns >= length;
-  return {tile_begin<Tile>(length, t, columns_of<Tile>(width)), width,
-          ends ? Width::none : tile_width<Tile>(length, t + Tile::kColumns), ends};
+  return {tile_begin<Tile>(length, t, columns_of<Tile>(width)), width, t + Tile::kColumns >= length};
 }
 
-// The index of a column's scale in its stage: neighbours are swapped. Accumulators of even columns are in
-// even registers, and a load of two numbers puts the first into an even register. Swapped, the operands of a
-// product are in different banks, and it reads both at once.
-__device__ __forceinline__ int scale_index(int column) { return column ^ 1; }
+// The index of a column's scale in its stage. Neighbours are swapped: accumulators of even columns are in
+// even registers, and a load puts its first number into an even register. Swapped, the operands of a product
+// are in different banks, and it reads both at once. kFours: the four that a lane sees of 16 columns lie
+// together.
+template <bool kFours>
+__device__ __forceinline__ uint32_t scale_index(uint32_t column) {
+  if (!kFours) return column ^ 1;
+  return column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + (column % 2 ^ 1);
+}
 
 // The token mask and scales of a stage, for the lane that sees columns 8 * n + 2 * (lane % 4) + {0, 1}: bit
 // 2 * n + e of `kept` says whether such a column counts, and scales(n) are the two scales. With reads_ahead
 // the scale of the next tile replaces each scale after use.
 template <class Tile>
 struct ColumnScales {
-  static constexpr bool kHeld = Tile::kPolicy.reads_ahead || Tile::kPolicy.reads_at_once;
+  static constexpr bool kHeld = Tile::kPolicy.reads_ahead;
   uint32_t kept[Tile::kMasked ? Tile::kMaskWords : 1];
   float2 held[kHeld ? Tile::kColumns / 8 : 1];
   uint32_t lane_scales;  // address of the scales of this lane's columns
@@ -252,10 +254,25 @@ struct ColumnScales {
     return {swapped.y, swapped.x};
   }
   __device__ __forceinline__ float2 scales(int n) const { return kHeld ? held[n] : load(n); }
-  template <int kWidth>
   __device__ __forceinline__ void hold() {
 #pragma unroll
-    for (int n = 0; n < kWidth / 8; ++n) held[n] = load(n);
+    for (int n = 0; n < Tile::kColumns / 8; ++n) held[n] = load(n);
+  }
+
+  // The same for scales that lie in fours: reads those of columns 8 * n to 8 * n + 15; of all from 8 * kFirst
+  // on.
+  __device__ __forceinline__ void enter_fours(uint32_t token_scales) {
+    lane_scales = token_scales + static_cast<uint32_t>(ptx::tid_x()) % 4 * 16;
+  }
+  __device__ __forceinline__ void hold_four(int n) {
+    const float4 swapped = ptx::ld_shared_v4_f32(lane_scales + n * 32);
+    held[n] = {swapped.y, swapped.x};
+    if (n + 1 < Tile::kColumns / 8) held[n + 1] = {swapped.w, swapped.z};
+  }
+  template <int kFirst = 0>
+  __device__ __forceinline__ void hold_fours() {
+#pragma unroll
+    for (int n = kFirst; n < Tile::kColumns / 8; n += 2) hold_four(n);
   }
 
   // Bits 1 to 6 of the result are the six bits from column 8 * n on: a single instruction makes predicates of
@@ -404,12 +421,18 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
       const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
       const int32_t outer = doc_range.compacted() ? 0 : rows.query;
       for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
-        StageTile tile = tile_at<Tile>(doc_range.length, t);
-        if (Tile::kDocRanges && tile.ends && j + 1 < items.end) {
-          tile.next = tile_width<Tile>(doc_range_at<Tile>(p, rows, j + 1).length, 0);
-        }
+        const StageTile tile = tile_at<Tile>(doc_range.length, t);
         smem.ring().producer_acquire(state);
-        if constexpr (Tile::kDocRanges) ptx::st_shared(smem.stage_tile(state.stage), tile.packed());
+        if constexpr (Tile::kDocRanges) {
+          StageTile next{0, Width::none, true};
+          if (!tile.ends) {
+            next = tile_at<Tile>(doc_range.length, t + Tile::kColumns);
+          } else if (j + 1 < items.end) {
+            next = tile_at<Tile>(doc_range_at<Tile>(p, rows, j + 1).length, 0);
+          }
+          next.ends = tile.ends;
+          ptx::st_shared(smem.stage_tile(state.stage), next.packed());
+        }
         if (Tile::kDocRanges && p.packed && tile.width != Width::full) {
           load_tail<Tile>(maps, smem, state.stage, tile, doc_range.first + max(tile.begin, 0));
         } else {
@@ -438,7 +461,7 @@ struct DocRangeScaleProducer {
 
   // Where a stage has the scale of this lane's first column; that of its next one lies 128 bytes on.
   __device__ __forceinline__ uint32_t scales_of_lane(int stage) const {
-    return smem.token_scales_of(stage) + 4 * scale_index(ptx::tid_x() % 32);
+    return smem.token_scales_of(stage) + 4 * scale_index<true>(ptx::tid_x() % 32);
   }
 
   // Columns that do not count have the scale FLT_MAX: leave_out's similarities times that are -infinity.
@@ -555,7 +578,7 @@ struct TokenScaleProducer {
       for (int i = 0; i < kRounds; ++i) {
         const int column = 32 * i + lane;
         if (column < Tile::kColumns) {
-          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_index(column),
+          ptx::st_shared(token_scales + Tile::kMaskBytes + 4 * scale_index<false>(column),
                          __float_as_uint(loaded.scale[i]));
         }
       }
@@ -602,7 +625,7 @@ struct Sm90QConsumer {
   typename Tile::Best best[Tile::kHeld];
   ColumnScales<Tile> token_scales;
   int32_t t;        // the current tile's first token in its document range
-  Width next;       // width of the tile after the last one taken
+  StageTile tile;   // the current tile, where documents have ranges; its `ends` is that of the one before
   uint32_t handed;  // documents left to the epilogue warp so far
 
   template <int kWidth>
@@ -644,21 +667,21 @@ struct Sm90QConsumer {
 
   __device__ __forceinline__ void wait_for_stage() const { smem.ring().consumer_wait(state); }
 
-  // The StageTile of the current stage. Lane 0 reads it, since lane 0 releases the stage. From one lane, the
-  // compiler knows that all have the same.
-  __device__ __forceinline__ StageTile read_stage_tile() const {
+  // The StageTile beside the current stage. Lane 0 reads it, since lane 0 releases the stage; where tokens
+  // have scales, all lanes do.
+  __device__ __forceinline__ uint32_t read_stage_tile(int stage) const {
     uint32_t word = 0;
-    if (ptx::tid_x() % 32 == 0) word = ptx::ld_shared(smem.stage_tile(state.stage));
-    return StageTile::unpacked(__shfl_sync(kFullWarp, word, 0));
+    if (Tile::kScaled || ptx::tid_x() % 32 == 0) word = ptx::ld_shared(smem.stage_tile(stage));
+    return word;
   }
 
   // The current tile, of kWidth columns.
   template <int kWidth>
   __device__ __forceinline__ StageTile tile_at_hand() const {
-    if constexpr (Tile::kDocRanges) return read_stage_tile();
+    if constexpr (Tile::kDocRanges) return tile;
     if constexpr (Tile::kTwoWidths) {
-      if (kWidth == Tile::kColumns) return {0, Width::full, Width::tail, false};
-      return {p.Ld - Tile::kTail, Width::tail, Width::none, true};
+      if (kWidth == Tile::kColumns) return {0, Width::full, false};
+      return {p.Ld - Tile::kTail, Width::tail, true};
     }
     return tile_at<Tile>(length(), t);
   }
@@ -669,18 +692,20 @@ struct Sm90QConsumer {
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
     multiply<kWidth>(c[1], 1);
-    // Before the waits, so that the next tile knows whether the range ends; with scales, no register for
-    // that.
-    const StageTile tile = tile_at_hand<kWidth>();
+    // Before the waits, so that the next tile knows whether the range ends. With scales there is no register
+    // for that, nor for the next tile of a document range with winners.
+    constexpr bool kReadsLate = Tile::kDocRanges && Tile::kWinners;
+    const StageTile now = tile_at_hand<kWidth>();
+    StageTile read = now;
+    if constexpr (Tile::kDocRanges && !kReadsLate) read = StageTile::unpacked(read_stage_tile(state.stage));
     constexpr bool kMayBeShort = Tile::kDocRanges && kNext == 0;
-    const int32_t begin = kMayBeShort ? max(tile.begin, 0) : tile.begin;
+    const int32_t begin = kMayBeShort ? max(now.begin, 0) : now.begin;
     const float first_token = static_cast<float>(begin + 2 * (ptx::tid_x() % 4));
     if constexpr (Tile::kMaskedOrScaled && !Tile::kPolicy.reads_ahead)
       token_scales.enter(smem.token_scales_of(state.stage));
-    if constexpr (Tile::kPolicy.reads_at_once) token_scales.template hold<kWidth>();
     ptx::wgmma_wait<1>();
     if constexpr (kMayBeShort) {
-      if (__builtin_expect(tile.begin < 0, false)) leave_out<Tile, kWidth>(c[0], tile);
+      if (__builtin_expect(now.begin < 0, false)) leave_out<Tile, kWidth>(c[0], now);
     }
     // Always true, but not to the compiler: without the branch it would move some of the fold behind the wait
     // for the wgmma that the fold is to overlap, or load all scales before the fold.
@@ -696,12 +721,12 @@ struct Sm90QConsumer {
       if (Tile::kPolicy.reads_ahead && more) wait_for_stage();
       ptx::wgmma_wait<0>();
     }
-    constexpr bool kReadsHere = Tile::kScaled && !ColumnScales<Tile>::kHeld;
+    constexpr bool kReadsHere = (Tile::kScaled && !ColumnScales<Tile>::kHeld) || kReadsLate;
     if (!kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       smem.ring().consumer_release(folded.stage);
     if constexpr (Tile::kPolicy.reads_ahead) token_scales.enter(smem.token_scales_of(state.stage));
     if constexpr (kMayBeShort) {
-      if (__builtin_expect(tile.begin < 0, false)) leave_out<Tile, kWidth>(c[1], tile);
+      if (__builtin_expect(now.begin < 0, false)) leave_out<Tile, kWidth>(c[1], now);
     }
     fold_block<Tile, kWidth>(c[1], best + 2, first_token, p.zeros + 2, token_scales, [&](int n) {
       if constexpr (Tile::kPolicy.reads_ahead) {
@@ -709,13 +734,15 @@ struct Sm90QConsumer {
         if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
       }
     });
-    if (kReadsHere) smem.ring().consumer_release(folded.stage);
+    if constexpr (kReadsLate) read = StageTile::unpacked(read_stage_tile(folded.stage));
+    if (kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
+      smem.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
-    if (Tile::kScaled && !Tile::kDocRanges ? t >= spilled(kLength) : tile.ends) {
+    if (Tile::kScaled && !Tile::kDocRanges ? t >= spilled(kLength) : read.ends) {
       epilogue_buffer.give(best, handed++ & 1);
       if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kItem) + 1);
     }
-    next = tile.next;
+    if constexpr (Tile::kDocRanges) tile = read;
   }
 
   // A body of the loop: takes kTiles tiles, the last of them kLast columns wide. `more`: tiles follow.
@@ -730,40 +757,81 @@ struct Sm90QConsumer {
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // Takes all tiles that a row tile meets, where documents have ranges. If folds are long, a tail shares a
-  // body with the tile before it, so that a block of the tail is in flight while that tile is folded; but a
-  // tile with columns that do not count has a body of its own.
-  __device__ __forceinline__ void take_doc_range_tiles() {
+  // The first tile of the document range at j.
+  __device__ __forceinline__ StageTile first_tile(int32_t j) const {
+    const int32_t length = doc_range_at<Tile>(p, rows_at_hand(), j).length;
+    return StageTile::unpacked(tile_at<Tile>(length, 0).packed());
+  }
+
+  // Takes all tiles that a row tile meets, from document `first` on, where documents have ranges. If folds
+  // are long, a tail shares a body with the tile before it, so that a block of the tail is in flight while
+  // that tile is folded; but a tile with columns that do not count has a body of its own.
+  __device__ __forceinline__ void take_doc_range_tiles(int32_t first) {
+    tile = first_tile(first);
     do {
       wait_for_stage();
-      const StageTile tile = read_stage_tile();
       if (tile.width == Width::tail) {
         take_tiles<1, Tile::kTail>(true);
       } else if (!Tile::kWinners && tile.width == Width::brief) {
         take_tiles<1, Tile::kBrief>(true);
-      } else if (Tile::kWinners && tile.next == Width::tail && tile.begin >= 0) {
+      } else if (Tile::kWinners && tile.begin >= 0 &&
+                 StageTile::unpacked(read_stage_tile(state.stage)).width == Width::tail) {
         take_tiles<2, Tile::kTail>(true);
       } else {
         take_tiles<1>(true);
       }
-    } while (next != Width::none);
+    } while (tile.width != Width::none);
   }
 
-  // Takes all tiles that a row tile meets, where tokens have scales. Each StageTile says how wide the next
-  // tile is, so that a tile's short products begin before its own StageTile is read.
-  __device__ __forceinline__ void take_scaled_range_tiles() {
+  // Takes a tile of packed codes, kWidth columns wide, whose scales are held, and reads those of the next
+  // one.
+  template <int kWidth>
+  __device__ __forceinline__ void take_scaled_tile() {
+    Accumulator c[2][Tile::kColumns / 2];
+    multiply<kWidth>(c[0], 0);
+    multiply<kWidth>(c[1], 1);
+    const uint32_t word = read_stage_tile(state.stage);
+    if (__builtin_expect(tile.begin < 0, false)) {
+      ptx::wgmma_wait<0>();
+      leave_out<Tile, kWidth>(c[0], tile);
+      leave_out<Tile, kWidth>(c[1], tile);
+    }
+    ptx::wgmma_wait<1>();
+    const StageTile read = StageTile::unpacked(word);
+    const bool more = read.width != Width::none;
+    // Always true, but not to the compiler, as in take_tile.
+    if (__float_as_uint(p.zeros[0]) == 0)
+      fold_block<Tile, kWidth>(c[0], best, 0.0f, p.zeros, token_scales, [](int) {});
+    const int folded = state.stage;
+    state.advance(p.stages);
+    if (more) wait_for_stage();
+    ptx::wgmma_wait<0>();
+    smem.ring().consumer_release(folded);
+    token_scales.enter_fours(smem.token_scales_of(state.stage));
+    fold_block<Tile, kWidth>(c[1], best + 2, 0.0f, p.zeros, token_scales, [&](int n) {
+      if (more && n % 2 != 0) token_scales.hold_four(n - 1);
+      if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
+    });
+    if (more) token_scales.template hold_fours<kWidth / 16 * 2>();
+    if (read.ends) epilogue_buffer.give(best, handed++ & 1);
+    tile = read;
+  }
+
+  // The same as take_doc_range_tiles, where tokens have scales.
+  __device__ __forceinline__ void take_scaled_range_tiles(int32_t first) {
+    tile = first_tile(first);
     wait_for_stage();
-    next = read_stage_tile().width;
+    token_scales.enter_fours(smem.token_scales_of(state.stage));
+    token_scales.hold_fours();
     do {
-      wait_for_stage();
-      if (next == Width::full) {
-        take_tiles<1>(true);
-      } else if (next == Width::tail) {
-        take_tiles<1, Tile::kTail>(true);
+      if (tile.width == Width::full) {
+        take_scaled_tile<Tile::kColumns>();
+      } else if (tile.width == Width::tail) {
+        take_scaled_tile<Tile::kTail>();
       } else {
-        take_tiles<1, Tile::kBrief>(true);
+        take_scaled_tile<Tile::kBrief>();
       }
-    } while (next != Width::none);
+    } while (tile.width != Width::none);
   }
 
   // The number of tiles of documents [first, end).
@@ -784,7 +852,7 @@ struct Sm90QConsumer {
     if constexpr (Tile::kPolicy.reads_ahead) {
       wait_for_stage();
       token_scales.enter(smem.token_scales_of(state.stage));
-      token_scales.template hold<Tile::kColumns>();
+      token_scales.hold();
     }
     if (Tile::kPolicy.staggered && ptx::tid_x() >= 128 && left > 0) take_tiles<1>(left-- > 1);
     if constexpr (Tile::kTwoWidths) {
@@ -801,7 +869,9 @@ struct Sm90QConsumer {
     spill(kTile, static_cast<int32_t>(begin / p.N));
     int32_t first = static_cast<int32_t>(begin % p.N);
     handed = 0;
-    if constexpr ((Tile::kWhole || Tile::kDocRanges) && !Tile::kWinners) state.stage = unknown_zero();
+    if constexpr ((Tile::kWhole || (Tile::kDocRanges && !Tile::kScaled)) && !Tile::kWinners) {
+      state.stage = unknown_zero();
+    }
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) best[h].clear();
     for (PipelineState q_state;; q_state.advance(1), first = 0) {
@@ -810,9 +880,9 @@ struct Sm90QConsumer {
       if (documents <= 0) break;
       smem.q_ring().consumer_wait(q_state);
       if constexpr (Tile::kDocRanges && Tile::kScaled) {
-        take_scaled_range_tiles();
+        take_scaled_range_tiles(first);
       } else if constexpr (Tile::kDocRanges) {
-        take_doc_range_tiles();
+        take_doc_range_tiles(first);
       } else {
         take_counted_tiles(first, static_cast<int32_t>(min(p.N, first + documents)));
       }
@@ -827,7 +897,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     maxsim_forward_sm90_q(const __grid_constant__ ForwardArgs p, const __grid_constant__ TensorMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
-  const Sm90QShared<Tile> smem(shared, p.stages);
+  Sm90QShared<Tile> smem(shared, p.stages);
   if (threadIdx.x == 0) {
     constexpr bool kBeside = Tile::kMaskedOrScaled;  // of token scales all lanes write and read some
     smem.ring().init(p.stages, kBeside ? 1 + 32 : 1, (kBeside ? 128 : 4) * Tile::kConsumers);
@@ -860,6 +930,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    // A value of its own: the compiler would spill what it computes it from.
+    if constexpr (Tile::kDocRanges && Tile::kScaled) asm volatile("" : "+r"(smem.first_stage));
     Sm90QConsumer<Tile> consumer{p, smem, smem.epilogue_buffer(warpgroup),
                                  smem.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();

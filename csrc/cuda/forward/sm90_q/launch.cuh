@@ -11,7 +11,7 @@ extern const ForwardKernel sm90_q;  // descriptor.cpp
 template <class Operand, int kTokens, int kKChunks, bool kMasked, bool kScaled>
 cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const TensorMaps& maps) {
   using Element = typename Operand::Element;
-  if constexpr (kTokens > widest_tile(kMasked, kScaled)) {
+  if constexpr (kTokens > widest_tile(kMasked, kScaled, kKChunks)) {
     return cudaErrorInvalidValue;
   } else {
     return choose_winners<Element>(call.args, [&]<bool kWinners>() {
