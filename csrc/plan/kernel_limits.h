@@ -160,9 +160,11 @@ inline constexpr int64_t kMostCodes = 256;
 
 // Bytes of shared memory of a thread, beside the ring, and of a block.
 constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 120 : 112; }
-constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
+// Bytes of a token in the ring; codes may have scales beside them.
+constexpr int sm80_q_token_bytes(int steps, bool codes) { return mma_pitch(steps) + (codes ? 4 : 0); }
+constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps, bool codes) {
   constexpr int kMostStages = 8;
-  return shape.ring_tokens * mma_pitch(steps) + 8 * kMostStages +
+  return shape.ring_tokens * sm80_q_token_bytes(steps, codes) + 8 * kMostStages +
          32 * shape.warps * sm80_q_kept_bytes(shape.row_blocks);
 }
 

@@ -165,6 +165,16 @@ def test_tokens_may_lie_anywhere(kind, form, device):
         call.check(mask((3, 9), device, "holes"), cu)
 
 
+@pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
+def test_a_scale_of_minus_zero_is_zero(kind, device):
+    cu = offsets([4, 0, 9, 5]).to(device)
+    call = make(kind, (2, 5), int(cu[-1]), 32, device)
+    call.scale_d[4 + 3] = 0.0
+    found = call.scores(None, cu)
+    call.scale_d[4 + 3] = -0.0
+    assert torch.equal(call.scores(None, cu), found)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 @pytest.mark.parametrize("kind", KINDS[:-1], ids=str)
 def test_bad_scales_make_nan(kind, bad, device):

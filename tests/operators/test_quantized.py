@@ -278,6 +278,16 @@ def test_a_scale_that_is_none_makes_nan_where_it_counts(dtype, rows, where, bad,
     assert scores[hit].isnan().all() and torch.equal(scores[~hit], clean[~hit])
 
 
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", QUANTIZED)
+def test_a_scale_of_minus_zero_is_zero(dtype, rows, way, device):
+    Q, D, scale_Q, scale_D = quantized((*rows, 4, 170, 32), dtype, device)
+    scale_D[2, 140] = 0.0
+    clean = way(Q, D, scale_Q, scale_D)
+    scale_D[2, 140] = -0.0
+    assert torch.equal(way(Q, D, scale_Q, scale_D), clean)
+
+
 @pytest.mark.parametrize("bad", [*BAD_SCALES, 0.0])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", QUANTIZED)

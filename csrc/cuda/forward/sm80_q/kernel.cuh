@@ -64,7 +64,10 @@ struct Sm80QTile {
   static constexpr int kTermSteps = kSteps / Mma::kTerms, kTermVecs = kVecs / Mma::kTerms;
   // A token takes an odd number of vectors, so that eight neighbours lie in different banks.
   static constexpr int kPitch = mma_pitch(kSteps);
-  static constexpr int kStageBytes = kTokens * kPitch;
+  // Scales of codes come with their tokens, behind them in a stage.
+  static constexpr bool kStagedScales = sizeof(Element) == 1;
+  static constexpr int kScales = kTokens * kPitch;
+  static constexpr int kStageBytes = kTokens * sm80_q_token_bytes(kSteps, kStagedScales);
   using Ring = CpAsyncRing<kThreads, kStages>;
 
   // A thread's state between documents, in shared memory: registers are for products.
@@ -129,11 +132,12 @@ struct DocumentLoader {
   static_assert(kRowsAtOnce * Tile::kVecs == 32 && Tile::kTokens % kRowStep == 0);
   const ForwardArgs& p;
   typename Tile::Kept& kept;
-  uint32_t to;     // address of the thread's first vector in the first stage
-  int kept_row;    // row(), where there is a register for it
-  uint32_t bytes;  // 16, or 0 behind the last dim
-  int32_t rest;    // tokens of the current document that are not copied yet
-  const E* from;   // the thread's next vector
+  uint32_t to;               // address of the thread's first vector in the first stage
+  int kept_row;              // row(), where there is a register for it
+  uint32_t bytes;            // 16, or 0 behind the last dim
+  int32_t rest;              // tokens of the current document that are not copied yet
+  const E* from;             // the thread's next vector
+  const float* scales_from;  // of that vector's token, where scales are staged
 
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), kept(kept) {
@@ -167,6 +171,13 @@ struct DocumentLoader {
     from = Tile::tokens(p, kept.copied_query, range) + row() * Tile::token_stride(p) +
            (bytes != 0 ? column() : 0) + (second_term ? p.fp16x2.d_apart : 0);
     rest = range.length;
+    if (stages_scales()) {
+      scales_from = document_scales(p, kept.copied_query, range.document) +
+                    (range.first + row()) * p.d_scales.token_stride;
+    }
+  }
+  __device__ __forceinline__ bool stages_scales() const {
+    return Tile::kStagedScales && p.d_scales.data != nullptr;
   }
   // Goes to the next document that has tokens. Documents of one length are evenly spaced.
   __device__ __forceinline__ void next() {
@@ -178,7 +189,7 @@ struct DocumentLoader {
         kept.copied_j = 0;
         kept.copied_query = row_tile(p, (kept.end - kept.left) / p.N, Tile::kRows).query;
       }
-      if (wraps || p.packed || (Tile::kMaySplit && p.num_splits > 1)) {
+      if (wraps || p.packed || stages_scales() || (Tile::kMaySplit && p.num_splits > 1)) {
         enter();
       } else {
         from += kept.hop;
@@ -197,7 +208,22 @@ struct DocumentLoader {
                           from + i * kRowStep * Tile::token_stride(p), bytes);
     }
     from += Tile::kTokens * Tile::token_stride(p);
+    if (stages_scales()) copy_scales(stage);
     if ((rest -= Tile::kTokens) <= 0) next();
+  }
+
+  // Copies the scales of a stage's tokens, each by one of the threads that copy the token.
+  __device__ __forceinline__ void copy_scales(int stage) {
+    const uint32_t stages = to - row() * Tile::kPitch - threadIdx.x % Tile::kVecs * 16;
+    const uint32_t first = stages + stage * Tile::kStageBytes + Tile::kScales + 4 * row();
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
+      if (threadIdx.x % Tile::kVecs == 0 && row() + i * kRowStep < rest) {
+        ptx::cp_async_narrow<4>(first + 4 * i * kRowStep,
+                                scales_from + i * kRowStep * p.d_scales.token_stride, 4);
+      }
+    }
+    scales_from += Tile::kTokens * p.d_scales.token_stride;
   }
 };
 
@@ -265,20 +291,37 @@ struct CountedTokens {
   }
 };
 
-// The scales of the tokens of a stage, or null.
+// The scales of the tokens of a stage: as they lie in it, or in global memory.
+template <class Tile>
 struct TokenScales {
-  const float* data;
+  const float* data;  // null: all are 1
   int64_t stride;
+  uint32_t staged;
+
+  // stage: its address. left: tokens of the document, from the stage's first one on.
+  __device__ __forceinline__ TokenScales(const ForwardArgs& p, const typename Tile::Kept& kept,
+                                         uint32_t stage, int32_t left)
+      : data(p.d_scales.data), stride(p.d_scales.token_stride), staged(stage + Tile::kScales) {
+    if (Tile::kStagedScales || data == nullptr) return;
+    const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
+    data = document_scales(p, kept.tile.query, range.document) + (range.first + kept.length - left) * stride;
+  }
 
   // Loads the scales of the lane's columns, of 16 tokens from `first` on.
   __device__ __forceinline__ void load(float (&scale)[2][2], int32_t first, int32_t left) const {
     if (data == nullptr) return;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
+      if constexpr (Tile::kStagedScales) {
+        const float2 pair = ptx::ld_shared_v2_f32(staged + 4 * (first + 8 * n + 2 * (threadIdx.x % 4)));
+        scale[n][0] = pair.x;
+        scale[n][1] = pair.y;
+      } else {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int32_t column = first + 8 * n + 2 * (threadIdx.x % 4) + e;
-        scale[n][e] = column < left ? data[column * stride] : 0.0f;
+        for (int e = 0; e < 2; ++e) {
+          const int32_t column = first + 8 * n + 2 * (threadIdx.x % 4) + e;
+          scale[n][e] = column < left ? data[column * stride] : 0.0f;
+        }
       }
     }
   }
@@ -384,14 +427,19 @@ struct Sm80QWarp {
     for (int g = 0; g < Tile::kGroups; ++g) mask(sums[g], counted[g / 2] >> (g % 2 * 16));
   }
 
-  static __device__ __forceinline__ void multiply_columns(Similarities& sums, const float (&scale)[2][2]) {
+  static __device__ __forceinline__ void multiply_columns(Similarities& sums, float (&scale)[2][2]) {
+    // Four are checked at once: the bits of a usable scale, but of -0, are not above those of FLT_MAX.
+    const auto higher = [](float a, float b) { return max(__float_as_uint(a), __float_as_uint(b)); };
+    if (max(higher(scale[0][0], scale[0][1]), higher(scale[1][0], scale[1][1])) > __float_as_uint(FLT_MAX)) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) scale[c / 2][c % 2] = usable_scale(scale[c / 2][c % 2]);
+    }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float by = usable_scale(scale[n][e % 2]);
 #pragma unroll
-        for (int i = 0; i < Tile::kRowBlocks; ++i) sums[i][n][e] *= by;
+        for (int i = 0; i < Tile::kRowBlocks; ++i) sums[i][n][e] *= scale[n][e % 2];
       }
     }
   }
@@ -423,7 +471,7 @@ struct Sm80QWarp {
   // The `left` tokens of a stage; bits say which of them count.
   __device__ __forceinline__ uint32_t take_stage(uint32_t tokens, float group, int32_t left,
                                                  uint32_t (&counted)[Tile::kMaskWords],
-                                                 const TokenScales& scales) {
+                                                 const TokenScales<Tile>& scales) {
     constexpr uint32_t kAll = 0xFFFF;
     uint32_t last = 0;
 #pragma unroll 1
@@ -529,9 +577,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         if (Tile::kWholeStages && whole && !scaled) {
           loaded = state.take_whole_stage(tokens, group);
         } else {
-          const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
-          TokenScales scales{document_scales(p, kept.tile.query, range.document), p.d_scales.token_stride};
-          if (scaled) scales.data += (range.first + kept.length - left) * scales.stride;
+          const TokenScales<Tile> scales(p, kept, tokens - Tile::lane_offset(lane), left);
           loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
         }
         ring.wait(n);
