@@ -156,6 +156,37 @@ __device__ __forceinline__ void load_scales(float (&scale)[2], const float* scal
   }
 }
 
+// Multiplies 16 tokens by the lane's query rows. tokens: address of the lane's row of them. Returns a word of
+// the last load.
+template <class Tile>
+__device__ __forceinline__ uint32_t multiply_tokens(const QueryColumns<Tile>& q, uint32_t tokens,
+                                                    ptx::Accumulator (&sums)[Tile::kColumnBlocks]) {
+  using Mma = typename Tile::Mma;
+  PromotedSum<Mma, Tile::kSteps> part[Tile::kColumnBlocks];
+  uint32_t last = 0;
+#pragma unroll
+  for (int s = 0; s < Tile::kSteps; ++s) {
+    uint32_t d[4];
+    ptx::ldmatrix_x4(d, tokens + 32 * s);
+    const auto a = Mma::operand_a(d);
+#pragma unroll
+    for (int n = 0; n < Tile::kColumnBlocks; ++n) part[n].multiply(sums[n], a, q.block[n][s], s);
+    last = d[0];
+  }
+  return last;
+}
+
+// Multiplies the similarities of the lane's two tokens by their scales.
+template <int kColumnBlocks>
+__device__ __forceinline__ void scale_tokens(ptx::Accumulator (&sums)[kColumnBlocks],
+                                             const float (&scale)[2]) {
+#pragma unroll
+  for (auto& block : sums) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) block[e] *= scale[e / 2];
+  }
+}
+
 template <class Tile, bool kWinners>
 struct Sm80DWarp {
   using Mma = typename Tile::Mma;
@@ -163,22 +194,6 @@ struct Sm80DWarp {
   QueryColumns<Tile> q;
   MaximumFold<kWinners> best[Tile::kHeld];
   float zero;
-
-  // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
-  __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens) const {
-    PromotedSum<Mma, Tile::kSteps> part[Tile::kColumnBlocks];
-    uint32_t last = 0;
-#pragma unroll
-    for (int s = 0; s < Tile::kSteps; ++s) {
-      uint32_t d[4];
-      ptx::ldmatrix_x4(d, tokens + 32 * s);
-      const auto a = Mma::operand_a(d);
-#pragma unroll
-      for (int n = 0; n < Tile::kColumnBlocks; ++n) part[n].multiply(sums[n], a, q.block[n][s], s);
-      last = d[0];
-    }
-    return last;
-  }
 
   // Finds the inverse norms of the lane's two tokens. Returns a word of the last load.
   static __device__ __forceinline__ uint32_t find_norms(float (&scale)[2], uint32_t tokens) {
@@ -209,14 +224,6 @@ struct Sm80DWarp {
       scale[half] = inverse_norm(squares[half]);
     }
     return last;
-  }
-
-  static __device__ __forceinline__ void multiply_rows(Similarities& sums, const float (&scale)[2]) {
-#pragma unroll
-    for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums[n][e] *= scale[e / 2];
-    }
   }
 
   // Sets tokens that do not count to minus infinity; counted: a bit for each of 16.
@@ -314,14 +321,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
         loader.copy_to(stage == 0 ? Tile::kStages - 1 : stage - 1, loaded);
         const uint32_t tokens = lane_tokens + stage * Tile::kStageBytes;
         typename Sm80DWarp<Tile, kWinners>::Similarities sums;
-        loaded = state.multiply(sums, tokens);
+        loaded = multiply_tokens<Tile>(state.q, tokens, sums);
         if constexpr (sizeof(typename Tile::Element) > 1) {
           if (p.normalize) {
             loaded = state.find_norms(scale, tokens);
-            state.multiply_rows(sums, scale);
+            scale_tokens(sums, scale);
           }
         }
-        if (scales != nullptr) state.multiply_rows(sums, {usable_scale(scale[0]), usable_scale(scale[1])});
+        if (scales != nullptr) scale_tokens(sums, {usable_scale(scale[0]), usable_scale(scale[1])});
         const uint32_t counted = __ballot_sync(kFullWarp, counts != 0);
         if (counted != 0xFFFF) state.mask(sums, counted);
         state.fold(sums, static_cast<float>(t / 16));

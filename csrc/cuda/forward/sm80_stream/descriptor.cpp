@@ -11,10 +11,8 @@ extern const ForwardKernel sm80_stream;
 // Codes of 128 bytes, a run of documents to each warp.
 std::optional<ForwardPlan> plan_sm80_stream(const Sizes& s, const ForwardTraits& traits,
                                             const Device& device) {
-  // The offsets of scales have 32 bits, and count bytes. s.Ld is the mean length, rounded down.
-  const bool offsets_fit = s.N * (s.Ld + 1) <= INT32_MAX / 4;
-  if (!offsets_fit || !traits.packed || s.layout != Layout::in_batch || !is_quantized(traits.dtype) ||
-      traits.masked || !traits.tma_compatible || !device.sm80() || s.d != kCodeStreamBytes || s.N == 0 ||
+  if (!traits.packed || s.layout != Layout::in_batch || !is_quantized(traits.dtype) || traits.masked ||
+      !traits.tma_compatible || !device.sm80() || s.d != kCodeStreamBytes || s.N == 0 ||
       s.N > INT32_MAX / 2 || rows_per_document(s) > 32) {
     return std::nullopt;
   }

@@ -90,7 +90,7 @@ struct CodeStreamProducer {
                           to + codes_to + kAtOnce * i * Tile::kPitch, from, 16);
     }
     if (p.d_scales.data != nullptr && first + lane <= last_token) {
-      ptx::cp_async_narrow<4>(to + scale_to, scales + 4 * first * p.d_scales.token_stride, 4);
+      ptx::cp_async_narrow<4>(to + scale_to, scales + 4 * p.d_scales.token_stride * first, 4);
     }
   }
 };
@@ -127,33 +127,6 @@ struct CodeMaxima {
     clear();
   }
 };
-
-// The similarities of 16 tokens, of which the lane's rows of ldmatrix are at `tokens`, times their scales.
-template <class Tile>
-__device__ __forceinline__ void multiply_codes(const QueryColumns<Tile>& q, uint32_t tokens,
-                                               const float (&scale)[2],
-                                               ptx::Accumulator (&x)[Tile::kColumnBlocks]) {
-  using Mma = typename Tile::Mma;
-  typename Mma::Sum sums[Tile::kColumnBlocks][4];
-#pragma unroll
-  for (auto& block : sums) {
-#pragma unroll
-    for (auto& sum : block) sum = Mma::kZero;
-  }
-#pragma unroll
-  for (int s = 0; s < Tile::kSteps; ++s) {
-    uint32_t d[4];
-    ptx::ldmatrix_x4(d, tokens + 32 * s);
-    const auto a = Mma::operand_a(d);
-#pragma unroll
-    for (int n = 0; n < Tile::kColumnBlocks; ++n) Mma::multiply(sums[n], a, q.block[n][s]);
-  }
-#pragma unroll
-  for (int n = 0; n < Tile::kColumnBlocks; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[n][e] = Mma::value(sums[n][e]) * scale[e / 2];
-  }
-}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
@@ -203,7 +176,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
         scale[i] = usable_scale(__uint_as_float(ptx::ld_shared(stage + scales + 64 * half + 32 * i)));
       }
       ptx::Accumulator x[Tile::kColumnBlocks];
-      multiply_codes<Tile>(q, stage + row + 16 * half * Tile::kPitch, scale, x);
+      multiply_tokens<Tile>(q, stage + row + 16 * half * Tile::kPitch, x);
+      scale_tokens(x, scale);
       const int32_t begin = first + 16 * half, token = begin + lane / 4;
       fold_documents(
           mine, at, begin,
