@@ -220,8 +220,8 @@ __device__ __forceinline__ StageTile tile_at(int32_t length, int32_t t) {
 
 // The index of a column's scale in its stage. Neighbours are swapped: accumulators of even columns are in
 // even registers, and a load puts its first number into an even register. Swapped, the operands of a product
-// are in different banks, and it reads both at once. kFours: the four that a lane sees of 16 columns lie
-// together.
+// are in different banks, and it reads both at once. kFours, of packed codes: the four that a lane sees of
+// 16 columns lie together. Padded codes, which read two at a time, took a twentieth longer that way.
 template <bool kFours>
 __device__ __forceinline__ uint32_t scale_index(uint32_t column) {
   if (!kFours) return column ^ 1;
@@ -691,6 +691,7 @@ struct Sm90QConsumer {
   // last tile of a body may have columns that do not count: elsewhere ptxas would run out of registers.
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
+    static_assert(!Tile::kDocRanges || !Tile::kScaled);  // take_scaled_tile
     multiply<kWidth>(c[1], 1);
     // Before the waits, so that the next tile knows whether the range ends. With scales there is no register
     // for that, nor for the next tile of a document range with winners.
@@ -738,7 +739,7 @@ struct Sm90QConsumer {
     if (kReadsHere && (Tile::kMaskedOrScaled || threadIdx.x % 32 == 0))
       smem.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
-    if (Tile::kScaled && !Tile::kDocRanges ? t >= spilled(kLength) : read.ends) {
+    if (Tile::kScaled ? t >= spilled(kLength) : read.ends) {
       epilogue_buffer.give(best, handed++ & 1);
       if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kItem) + 1);
     }
@@ -757,7 +758,7 @@ struct Sm90QConsumer {
     }(std::make_integer_sequence<int, kTiles>{});
   }
 
-  // The first tile of the document range at j.
+  // Returns the first tile of the document range at j.
   __device__ __forceinline__ StageTile first_tile(int32_t j) const {
     const int32_t length = doc_range_at<Tile>(p, rows_at_hand(), j).length;
     return StageTile::unpacked(tile_at<Tile>(length, 0).packed());
@@ -817,7 +818,7 @@ struct Sm90QConsumer {
     tile = read;
   }
 
-  // The same as take_doc_range_tiles, where tokens have scales.
+  // Does the same as take_doc_range_tiles, where tokens have scales.
   __device__ __forceinline__ void take_scaled_range_tiles(int32_t first) {
     tile = first_tile(first);
     wait_for_stage();
