@@ -126,6 +126,7 @@ constexpr int mma_steps(int64_t bytes) {
   return 0;
 }
 // Bytes of shared memory that a token takes: an odd number of 16, so that neighbours lie in different banks.
+// In sm80_q the last 16 have scales of codes.
 constexpr int mma_pitch(int steps) { return 32 * steps + 16; }
 
 struct Sm80QShape {
@@ -160,11 +161,13 @@ inline constexpr int64_t kMostCodes = 256;
 
 // Bytes of shared memory of a thread, beside the ring, and of a block.
 constexpr int sm80_q_kept_bytes(int row_blocks) { return row_blocks == 4 ? 120 : 112; }
-// Bytes of a token in the ring; codes may have scales beside them.
-constexpr int sm80_q_token_bytes(int steps, bool codes) { return mma_pitch(steps) + (codes ? 4 : 0); }
-constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps, bool codes) {
+// True if codes of fp8 are widened as they come into the ring, once for all warps of a block, on GPUs that do
+// not multiply them as they are: then a token takes twice the bytes.
+constexpr bool sm80_q_widens(bool many_rows, bool fp8) { return many_rows && fp8; }
+// steps: of what the ring holds.
+constexpr int sm80_q_smem_bytes(const Sm80QShape& shape, int steps) {
   constexpr int kMostStages = 8;
-  return shape.ring_tokens * sm80_q_token_bytes(steps, codes) + 8 * kMostStages +
+  return shape.ring_tokens * mma_pitch(steps) + 8 * kMostStages +
          32 * shape.warps * sm80_q_kept_bytes(shape.row_blocks);
 }
 

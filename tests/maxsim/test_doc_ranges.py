@@ -179,13 +179,9 @@ def packed_code_scores(Q, D, scale_Q, scale_D, cu_d):
     return torch.cat([ref.maxsim(q, tokens[None])[0] for tokens in packed.slices(x, cu_d)], 1)
 
 
-# All similarities of judged documents are negative. Behind each lies one of larger similarities, whose scales
-# make NaN.
-@pytest.mark.native
-@pytest.mark.parametrize("scales", SCALES)
-@pytest.mark.parametrize(("dtype", "width", "tail", "d"), CODE_TILES_AND_DIMS, ids=str)
-def test_last_tiles_of_packed_codes(dtype, width, tail, d, scales, force):
-    near = (1, 16, 32, 64, tail, width, width + 32, width + 64, width + tail, 2 * width, 3 * width + tail)
+def check_last_tiles_of_codes(near, dtype, d, scales):
+    """Documents whose lengths are about these. All similarities of judged ones are negative; behind each lies
+    one of larger similarities, whose scales make NaN."""
     lengths = [0, *(n + k for n in near for k in (-1, 0, 1))]
     cu_d = packed.offsets([n for length in lengths for n in (length, 5)]).cuda()
     judged = torch.tensor([True, False] * len(lengths), device="cuda").repeat_interleave(cu_d.diff())
@@ -198,11 +194,31 @@ def test_last_tiles_of_packed_codes(dtype, width, tail, d, scales, force):
         bad = torch.tensor([float("nan"), float("inf"), -1.0], device="cuda")
         scale_D[~judged] = bad[torch.arange(5 * len(lengths), device="cuda") % 3]
     scale_Q = torch.ones(9, 37, device="cuda")
-    force(f"rows {width}")
     found = OPS.maxsim_quantized_packed(Q, D, scale_Q, scale_D, None, cu_d)
     expected = packed_code_scores(Q, D, scale_Q, known, cu_d)
     torch.testing.assert_close(found[:, ::2].double(), expected[:, ::2], rtol=1e-5, atol=0)
     assert found[:, 1::2].isnan().all() or scale_D.dim() == 0
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize(("dtype", "width", "tail", "d"), CODE_TILES_AND_DIMS, ids=str)
+def test_last_tiles_of_packed_codes(dtype, width, tail, d, scales, force):
+    near = (1, 16, 32, 64, tail, width, width + 32, width + 64, width + tail, 2 * width, 3 * width + tail)
+    force(f"rows {width}")
+    check_last_tiles_of_codes(near, dtype, d, scales)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("d", [48, 128, 256])
+@pytest.mark.parametrize("many", [False, True])
+def test_last_stages_of_packed_codes(many, d, dtype, scales, planned_as, force):
+    """Without wgmma: few query rows and many. Those of fp8 take twice the registers."""
+    planned_as(80)
+    force(f"registers {128 if not many else 256 if d > 128 and dtype != torch.int8 else 512}")
+    check_last_tiles_of_codes((1, 16, 32, 48, 64, 80, 96, 128, 192, 224), dtype, d, scales)
 
 
 # Few and many row tiles, and scales that lie apart. A bad one is the fault of its own document alone.

@@ -12,7 +12,7 @@ namespace late_interaction {
 // Every thread copies some of each stage, and every warp reads all stages. Fill n goes to stage n % kStages.
 // A thread that has waited for fill n
 //   begins the copies of fill n + kAhead, over fill n - kAhead, and commits them,
-//   arrives for fill n + kAhead - 1, once the copies of that have landed, and then reads fill n.
+//   arrives for fill n + kAhead - 1, once its copies of that have landed, and then reads fill n.
 // Who arrives for fill n has read fill n - kAhead, so one mbarrier a stage says both that it is full and that
 // it is free. A warp may be kAhead - 1 fills ahead of another.
 template <int kThreads, int kStages>
@@ -30,14 +30,15 @@ struct CpAsyncRing {
     if (threadIdx.x < kStages) ptx::mbarrier_init(full(threadIdx.x), kThreads);
     __syncthreads();
   }
-  // copy(stage): begins the thread's copies of the next fill.
+  // copy(stage) begins the thread's copies of the next fill; copy.landed(stage), if there is one, changes
+  // what the thread itself has copied, before others read it.
   template <class Copy>
   __device__ __forceinline__ void fill(Copy& copy) const {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       copy(n);
       ptx::cp_async_commit();
-      if (n > 0) arrive(n - 1, 0);
+      if (n > 0) arrive(n - 1, 0, copy);
     }
   }
   __device__ __forceinline__ void wait(uint32_t n) const {
@@ -48,12 +49,14 @@ struct CpAsyncRing {
   __device__ __forceinline__ void refill(uint32_t n, uint32_t loaded, Copy& copy) const {
     copy(stage_of(n + kAhead));
     ptx::cp_async_commit();
-    arrive(n + kAhead - 1, loaded);
+    arrive(n + kAhead - 1, loaded, copy);
   }
 
  private:
-  __device__ __forceinline__ void arrive(uint32_t n, uint32_t loaded) const {
+  template <class Copy>
+  __device__ __forceinline__ void arrive(uint32_t n, uint32_t loaded, Copy& copy) const {
     ptx::cp_async_wait<1>();
+    if constexpr (requires { copy.landed(n); }) copy.landed(stage_of(n));
     ptx::mbarrier_arrive_after(full(n), loaded);
   }
 };

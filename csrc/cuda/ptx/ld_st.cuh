@@ -59,6 +59,12 @@ __device__ __forceinline__ void st_shared_v2_b32(uint32_t address, uint2 x) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};\n" ::"r"(address), "r"(x.x), "r"(x.y) : "memory");
 }
 
+__device__ __forceinline__ void st_shared_v4_b32(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+
 // The lowest byte of x.
 __device__ __forceinline__ void st_shared_b8(uint32_t address, uint32_t x) {
   asm volatile("st.shared.b8 [%0], %1;\n" ::"r"(address), "r"(x) : "memory");

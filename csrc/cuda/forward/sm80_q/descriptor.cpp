@@ -30,7 +30,8 @@ std::optional<ForwardPlan> plan_rows(const Sizes& s, const ForwardTraits& traits
   plan.partial_rows = 16 * shape.row_blocks;
   plan.k_chunks = static_cast<int>(ceil_div(steps, 4));
   plan.stages = shape.ring_tokens / plan.tokens;
-  plan.smem_bytes = sm80_q_smem_bytes(shape, steps, codes);
+  plan.smem_bytes =
+      sm80_q_smem_bytes(shape, sm80_q_widens(many_rows, is_fp8(traits.dtype)) ? operand_steps : steps);
   if (plan.smem_bytes > device.smem_per_block) return std::nullopt;
   plan.blocks_per_sm = std::min(shape.blocks_per_sm, device.smem_per_sm / (plan.smem_bytes + kReserved));
   share_out(s, plan, device);

@@ -13,6 +13,9 @@
 // than a turn, so there are no turns: the maxima of 16 tokens are folded beside the products of the next 16,
 // without a branch if all tokens of a stage count.
 //
+// Where tensor cores have no fp8, codes of fp8 multiply as fp16. With kWidens the thread that copies a vector
+// of codes widens it in its stage, once for all warps; else each warp does, for its own products.
+//
 // fp32 comes as two fp16 numbers an element, high and low (operands/fp16_scaled.cu): fp32 additions promote
 // sums of high . high, beside high . low and low . high; low . low is left out.
 //
@@ -38,8 +41,8 @@
 
 namespace late_interaction {
 
-// kSteps: products of 32 bytes of an embedding. kTokens: of a stage. kShape: plan/kernel_limits.h.
-template <class Mma_, int kSteps_, Sm80QShape kShape, int kTokens_, bool kTurns_>
+// kSteps: products of 32 bytes of an embedding. kTokens: of a stage. kShape, kWidens: plan/kernel_limits.h.
+template <class Mma_, int kSteps_, Sm80QShape kShape, int kTokens_, bool kTurns_, bool kWidens_>
 struct Sm80QTile {
   using Args = ForwardArgs;
   using Mma = Mma_;
@@ -55,19 +58,19 @@ struct Sm80QTile {
   static constexpr int kBlocksPerSm = kShape.blocks_per_sm;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kRowBlocks, kRows = kWarps * kWarpRows;
   static constexpr int kHeld = 2 * kRowBlocks, kLaneRows = kHeld / 4;
-  // Codes have scales, and two terms no registers for more than 16 tokens at once.
-  static constexpr bool kWholeStages = sizeof(Element) > 1 && !kTwoTerms;
+  static constexpr bool kWholeStages = !kTwoTerms;  // else no registers for more than 16 tokens at once
   static constexpr int kGroups = kTokens / 16, kMaskWords = kTokens / 32;
   static constexpr int kVecs = 2 * kSteps;  // of 16 bytes, of a token
   static constexpr int kVecElements = 16 / static_cast<int>(sizeof(Element));
   // Steps and vectors of one term of an embedding.
   static constexpr int kTermSteps = kSteps / Mma::kTerms, kTermVecs = kVecs / Mma::kTerms;
-  // A token takes an odd number of vectors, so that eight neighbours lie in different banks.
-  static constexpr int kPitch = mma_pitch(kSteps);
-  // Scales of codes come with their tokens, behind them in a stage.
+  static constexpr bool kWidens = kWidens_ && !ptx::kNativeFp8;
+  static constexpr int kPitch = mma_pitch(kWidens ? 2 * kSteps : kSteps), kStageBytes = kTokens * kPitch;
+  // Codes have scales, which come with them: those of four neighbours lie behind the last dim of the first.
   static constexpr bool kStagedScales = sizeof(Element) == 1;
-  static constexpr int kScales = kTokens * kPitch;
-  static constexpr int kStageBytes = kTokens * sm80_q_token_bytes(kSteps, kStagedScales);
+  static __device__ __forceinline__ uint32_t scale_offset(int token) {
+    return token / 4 * 4 * kPitch + kPitch - 16 + token % 4 * 4;
+  }
   using Ring = CpAsyncRing<kThreads, kStages>;
 
   // A thread's state between documents, in shared memory: registers are for products.
@@ -91,6 +94,13 @@ struct Sm80QTile {
   // token, the others the next.
   static __device__ __forceinline__ uint32_t lane_offset(int lane) {
     return (lane % 8 + lane / 16 * 8) * kPitch + lane / 8 % 2 * 16;
+  }
+
+  // The offset in a token of its vector v, or of the half of it that is widened to the first of two products;
+  // the other half is kHalfApart behind it.
+  static constexpr int kHalfApart = 32;
+  static __device__ __forceinline__ uint32_t vec_offset(int v) {
+    return kWidens ? v / 2 * 64 + v % 2 * 16 : v * 16;
   }
 
   static __device__ __forceinline__ int slot(int warp, int lane, int o) {
@@ -142,8 +152,9 @@ struct DocumentLoader {
   __device__ __forceinline__ DocumentLoader(const ForwardArgs& p, typename Tile::Kept& kept, uint32_t ring)
       : p(p), kept(kept) {
     kept_row = threadIdx.x / Tile::kVecs;
-    to = ring + row() * Tile::kPitch + threadIdx.x % Tile::kVecs * 16;
+    to = ring + row() * Tile::kPitch + Tile::vec_offset(threadIdx.x % Tile::kVecs);
     bytes = column() < Tile::width(p) ? 16 : 0;
+    if (Tile::kStagedScales && !stages_scales() && threadIdx.x % Tile::kVecs == 0) fill_scales();
     const int64_t tile_index = kept.work_tile / p.N;
     const int64_t copied = (p.Ld + Tile::kTokens - 1) / Tile::kTokens * Tile::kTokens;
     kept.hop = Tile::document_stride(p) - copied * Tile::token_stride(p);
@@ -214,16 +225,53 @@ struct DocumentLoader {
 
   // Copies the scales of a stage's tokens, each by one of the threads that copy the token.
   __device__ __forceinline__ void copy_scales(int stage) {
-    const uint32_t stages = to - row() * Tile::kPitch - threadIdx.x % Tile::kVecs * 16;
-    const uint32_t first = stages + stage * Tile::kStageBytes + Tile::kScales + 4 * row();
+    if (threadIdx.x % Tile::kVecs != 0) return;
+    const uint32_t first = scale_address(stage);
 #pragma unroll
     for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
-      if (threadIdx.x % Tile::kVecs == 0 && row() + i * kRowStep < rest) {
-        ptx::cp_async_narrow<4>(first + 4 * i * kRowStep,
+      if (row() + i * kRowStep < rest) {
+        ptx::cp_async_narrow<4>(first + i * kRowStep * Tile::kPitch,
                                 scales_from + i * kRowStep * p.d_scales.token_stride, 4);
       }
     }
     scales_from += Tile::kTokens * p.d_scales.token_stride;
+  }
+
+  // The address of the scale of the first token that the thread copies.
+  __device__ __forceinline__ uint32_t scale_address(int stage) const {
+    static_assert(kRowStep % 4 == 0);
+    return to + stage * Tile::kStageBytes - row() * Tile::kPitch + Tile::scale_offset(row());
+  }
+
+  // Where documents have no scales: fills all stages with ones, of the tokens that the thread copies.
+  __device__ __forceinline__ void fill_scales() const {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / kRowStep; ++i) {
+        ptx::st_shared(scale_address(stage) + i * kRowStep * Tile::kPitch, __float_as_uint(1.0f));
+      }
+    }
+  }
+
+  // Widens the vectors that the thread has copied to a stage.
+  __device__ __forceinline__ void landed(int stage)
+    requires(Tile::kWidens)
+  {
+    constexpr int kVectors = Tile::kTokens / kRowStep, kApart = kRowStep * Tile::kPitch;
+    const uint32_t first = to + stage * Tile::kStageBytes;
+    uint4 codes[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) codes[i] = ptx::ld_shared_v4_b32(first + i * kApart);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      uint4 even, odd;
+      ptx::widen_codes(codes[i].x, even.x, odd.x, E{});
+      ptx::widen_codes(codes[i].y, even.y, odd.y, E{});
+      ptx::widen_codes(codes[i].z, even.z, odd.z, E{});
+      ptx::widen_codes(codes[i].w, even.w, odd.w, E{});
+      ptx::st_shared_v4_b32(first + i * kApart, even);
+      ptx::st_shared_v4_b32(first + i * kApart + Tile::kHalfApart, odd);
+    }
   }
 };
 
@@ -291,7 +339,7 @@ struct CountedTokens {
   }
 };
 
-// The scales of the tokens of a stage: as they lie in it, or in global memory.
+// The scales of the tokens of a stage, in it or in global memory.
 template <class Tile>
 struct TokenScales {
   const float* data;  // null: all are 1
@@ -301,7 +349,9 @@ struct TokenScales {
   // stage: its address. left: tokens of the document, from the stage's first one on.
   __device__ __forceinline__ TokenScales(const ForwardArgs& p, const typename Tile::Kept& kept,
                                          uint32_t stage, int32_t left)
-      : data(p.d_scales.data), stride(p.d_scales.token_stride), staged(stage + Tile::kScales) {
+      : data(p.d_scales.data),
+        stride(p.d_scales.token_stride),
+        staged(stage + Tile::scale_offset(2 * (threadIdx.x % 4))) {
     if (Tile::kStagedScales || data == nullptr) return;
     const DocRange range = range_of<Tile::kMaySplit>(p, kept.tile.query, kept.j);
     data = document_scales(p, kept.tile.query, range.document) + (range.first + kept.length - left) * stride;
@@ -309,14 +359,13 @@ struct TokenScales {
 
   // Loads the scales of the lane's columns, of 16 tokens from `first` on.
   __device__ __forceinline__ void load(float (&scale)[2][2], int32_t first, int32_t left) const {
-    if (data == nullptr) return;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       if constexpr (Tile::kStagedScales) {
-        const float2 pair = ptx::ld_shared_v2_f32(staged + 4 * (first + 8 * n + 2 * (threadIdx.x % 4)));
+        const float2 pair = ptx::ld_shared_v2_f32(staged + (first + 8 * n) * Tile::kPitch);
         scale[n][0] = pair.x;
         scale[n][1] = pair.y;
-      } else {
+      } else if (data != nullptr) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int32_t column = first + 8 * n + 2 * (threadIdx.x % 4) + e;
@@ -325,6 +374,7 @@ struct TokenScales {
       }
     }
   }
+  __device__ __forceinline__ bool any() const { return Tile::kStagedScales || data != nullptr; }
 };
 
 // A warp's products with the tokens of a stage, and its folds.
@@ -336,25 +386,44 @@ struct Sm80QWarp {
   MaximumFold<kWinners> best[Tile::kHeld];
   WarpTurns turns;
   float zero;
+  uint32_t worst_scale;  // the highest bits of a scale in the document's whole stages
 
   // tokens: address of the lane's row of 16 tokens. Returns a word of the last load.
   __device__ __forceinline__ uint32_t multiply(Similarities& sums, uint32_t tokens,
                                                bool awaits_turn = false) const {
     PromotedSum<Mma, Tile::kSteps> part[Tile::kRowBlocks][2];
-    uint32_t d[4];
+    uint32_t last = 0;
     if constexpr (Tile::kTwoTerms) multiply_low(sums, tokens);
 #pragma unroll
     for (int s = 0; s < Tile::kTermSteps; ++s) {
-      ptx::ldmatrix_x4(d, tokens + 32 * s);
+      typename Mma::B b[2];
+      last = load_tokens(b, tokens, s);
       if (s == 0 && awaits_turn) turns.await();
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const auto b = Mma::operand_b(d[2 * n], d[2 * n + 1]);
 #pragma unroll
         for (int i = 0; i < Tile::kRowBlocks; ++i) {
-          part[i][n].multiply(sums[i][n], q.block[i][s], b, s, Tile::kTwoTerms);
+          part[i][n].multiply(sums[i][n], q.block[i][s], b[n], s, Tile::kTwoTerms);
         }
       }
+    }
+    return last;
+  }
+
+  // Loads step s of 16 tokens as operands B. Returns a word of the last load.
+  static __device__ __forceinline__ uint32_t load_tokens(typename Mma::B (&b)[2], uint32_t tokens, int s) {
+    uint32_t d[4];
+    if constexpr (Tile::kWidens) {
+      ptx::ldmatrix_x4(d, tokens + 64 * s);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) b[n].even = {{d[2 * n], d[2 * n + 1]}};
+      ptx::ldmatrix_x4(d, tokens + 64 * s + Tile::kHalfApart);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) b[n].odd = {{d[2 * n], d[2 * n + 1]}};
+    } else {
+      ptx::ldmatrix_x4(d, tokens + 32 * s);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) b[n] = Mma::operand_b(d[2 * n], d[2 * n + 1]);
     }
     return d[0];
   }
@@ -393,6 +462,7 @@ struct Sm80QWarp {
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (auto& row : best) row.clear();
+    worst_scale = 0;
   }
 
   // group: number of the 16 tokens within their document.
@@ -427,13 +497,7 @@ struct Sm80QWarp {
     for (int g = 0; g < Tile::kGroups; ++g) mask(sums[g], counted[g / 2] >> (g % 2 * 16));
   }
 
-  static __device__ __forceinline__ void multiply_columns(Similarities& sums, float (&scale)[2][2]) {
-    // Four are checked at once: the bits of a usable scale, but of -0, are not above those of FLT_MAX.
-    const auto higher = [](float a, float b) { return max(__float_as_uint(a), __float_as_uint(b)); };
-    if (max(higher(scale[0][0], scale[0][1]), higher(scale[1][0], scale[1][1])) > __float_as_uint(FLT_MAX)) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) scale[c / 2][c % 2] = usable_scale(scale[c / 2][c % 2]);
-    }
+  static __device__ __forceinline__ void multiply_columns(Similarities& sums, const float (&scale)[2][2]) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -442,6 +506,18 @@ struct Sm80QWarp {
         for (int i = 0; i < Tile::kRowBlocks; ++i) sums[i][n][e] *= scale[n][e % 2];
       }
     }
+  }
+
+  // Multiplies by the scales of tokens that all count. A document has NaN if one is negative, infinite or
+  // NaN, whose bits are above those of FLT_MAX: a branch for that in each group took 7% of the time of int8.
+  __device__ __forceinline__ void multiply_whole(Similarities& sums, float (&scale)[2][2]) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      float& x = scale[c / 2][c % 2];
+      x += 0.0f;  // -0 becomes 0
+      worst_scale = max(worst_scale, __float_as_uint(x));
+    }
+    multiply_columns(sums, scale);
   }
 
   // All tokens of a stage, without scales, in a turn; the caller folds them after it.
@@ -456,13 +532,19 @@ struct Sm80QWarp {
     return loaded;
   }
 
-  // All tokens of a stage, without scales, each group folded beside the products of the next.
-  __device__ __forceinline__ uint32_t take_whole_stage(uint32_t tokens, float group) {
+  // All tokens of a stage, each group folded beside the products of the next; with scales and many rows there
+  // are no registers for that.
+  __device__ __forceinline__ uint32_t take_whole_stage(uint32_t tokens, float group,
+                                                       const TokenScales<Tile>& scales) {
     uint32_t loaded = 0;
     Similarities sums[2];
-#pragma unroll
+    constexpr int kUnrolled = Tile::kStagedScales && !Tile::kFewRows ? 1 : Tile::kGroups;
+#pragma unroll kUnrolled
     for (int g = 0; g < Tile::kGroups; ++g) {
+      float scale[2][2];
+      if constexpr (Tile::kStagedScales) scales.load(scale, 16 * g, Tile::kTokens);
       loaded = multiply(sums[g % 2], tokens + g * 16 * Tile::kPitch);
+      if constexpr (Tile::kStagedScales) multiply_whole(sums[g % 2], scale);
       fold(sums[g % 2], group + static_cast<float>(g));
     }
     return loaded;
@@ -480,7 +562,11 @@ struct Sm80QWarp {
       float scale[2][2];
       scales.load(scale, first, left);  // the products hide the loads' latency
       last = multiply(sums, tokens);
-      if (scales.data != nullptr) multiply_columns(sums, scale);
+      if (scales.any()) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scale[c / 2][c % 2] = usable_scale(scale[c / 2][c % 2]);
+        multiply_columns(sums, scale);
+      }
       if ((counted[0] & kAll) != kAll) mask(sums, counted[0]);
       fold(sums, group);
       tokens += 16 * Tile::kPitch;
@@ -496,9 +582,10 @@ struct Sm80QWarp {
 
   // Reduces over the quad, which saw other columns of the same rows.
   __device__ __forceinline__ void reduce(float (&maximum)[Tile::kHeld], int32_t (&token)[Tile::kHeld]) const {
+    const bool usable = !Tile::kStagedScales || worst_scale <= __float_as_uint(FLT_MAX);
 #pragma unroll
     for (int h = 0; h < Tile::kHeld; ++h) {
-      maximum[h] = best[h].value * Mma::kScale;
+      maximum[h] = usable ? best[h].value * Mma::kScale : __int_as_float(0x7FC00000);
       token[h] = best[h].token(2 * (threadIdx.x % 4), 1);
     }
     reduce_quad<Tile::kHeld, kWinners>(maximum, token);
@@ -564,7 +651,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           ring.wait(n);
           continue;
         }
-        if (!masked) counts.first_bits(counted, left);
+        if (!masked && !(Tile::kStagedScales && whole)) counts.first_bits(counted, left);
         if (Tile::kTurns && !scaled && left > Tile::kTokens / 2) {
           typename Sm80QWarp<Tile, kWinners>::Similarities sums[Tile::kGroups];
           loaded = state.multiply_in_turn(sums, tokens);
@@ -574,10 +661,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksPerSm)
           for (int g = 0; g < Tile::kGroups; ++g) state.fold(sums[g], group + static_cast<float>(g));
           continue;
         }
-        if (Tile::kWholeStages && whole && !scaled) {
-          loaded = state.take_whole_stage(tokens, group);
+        const TokenScales<Tile> scales(p, kept, tokens - Tile::lane_offset(lane), left);
+        if (Tile::kWholeStages && whole && (Tile::kStagedScales || !scaled)) {
+          loaded = state.take_whole_stage(tokens, group, scales);
         } else {
-          const TokenScales<Tile> scales(p, kept, tokens - Tile::lane_offset(lane), left);
           loaded = state.take_stage(tokens, group, min(left, Tile::kTokens), counted, scales);
         }
         ring.wait(n);

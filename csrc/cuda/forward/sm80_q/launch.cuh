@@ -25,8 +25,9 @@ cudaError_t launch_sm80_q_shape(const ForwardArgs& args, const ForwardPlan& plan
   constexpr bool kTurns =
       sm80_q_takes_turns(kManyRows, sizeof(typename Mma::Element) == 1, Mma::kTerms > 1, kWinners);
   constexpr int kTokens = sm80_q_tokens(kManyRows, kOperandSteps, kTurns, kWinners);
-  using Tile = Sm80QTile<Mma, kSteps, kShape, kTokens, kTurns>;
-  static_assert(Tile::kSmemBytes <= sm80_q_smem_bytes(kShape, kSteps, Tile::kStagedScales));
+  constexpr bool kWidens = sm80_q_widens(kManyRows, kOperandSteps > kSteps);
+  using Tile = Sm80QTile<Mma, kSteps, kShape, kTokens, kTurns, kWidens>;
+  static_assert(Tile::kSmemBytes <= sm80_q_smem_bytes(kShape, kWidens ? kOperandSteps : kSteps));
   static_assert(sizeof(typename Tile::Kept) <= Tile::kKeptBytes);
   ForwardArgs with_lanes = args;
   with_lanes.query_lanes = query_lanes<Tile>(args);
