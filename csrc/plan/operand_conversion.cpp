@@ -30,12 +30,11 @@ bool worth_3xfp16(const Sizes& s, bool masked, const Device& device) {
          plan_3xfp16(s, masked, true, device).has_value();
 }
 
-// True if a kernel takes fp16 copies, of rows of whole 16 bytes, with scales.
-bool has_kernel(const Sizes& s, bool masked, bool given_scales, const Device& device) {
+// True if a kernel takes fp16 copies, of rows of whole 16 bytes.
+bool has_kernel(const Sizes& s, bool masked, const Device& device) {
   const ForwardTraits traits{.dtype = Dtype::fp16,
                              .masked = masked,
-                             .scaled = given_scales || !device.wgmma,  // for the kernels that know them
-                             .given_scales = given_scales,
+                             .scaled = !device.wgmma,  // for the kernels that know them
                              .tma_compatible = s.d % 8 == 0};
   return s.N > 0 && s.Ld > 0 && plan_forward(s, traits, device).kernel->takes_fp16_copies;
 }
@@ -52,16 +51,7 @@ bool worth_normalized_fp16(const Sizes& s, bool masked, const Device& device) {
   constexpr int64_t kMostBytes = int64_t{1} << 30, kStays = int64_t{24} << 20, kRowsThen = 1024;
   const int64_t capacity = 2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d;
   return !masked && rows_per_document(s) >= (capacity <= kStays ? kRowsThen : kRows) &&
-         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) &&
-         has_kernel(s, masked, false, device);
-}
-
-// If tensor cores have no fp8, every warp widens codes, again for each tile of query rows: with many rows a
-// pass that makes copies is shorter. An H200 planned as 8.0 took 1.5 to 1.9 times bf16's time for 8,192 rows.
-bool worth_widening(const Sizes& s, bool masked, const Device& device) {
-  constexpr int64_t kFewestRows = 512, kMostBytes = int64_t{1} << 30;
-  return rates_of(device).fp8 == 0 && rows_per_document(s) >= kFewestRows &&
-         2 * (s.documents() * s.Ld + s.Nq * s.Lq) * s.d <= kMostBytes && has_kernel(s, masked, true, device);
+         capacity <= kMostBytes && s.d % 8 == 0 && may_be_normalized_fp16(s) && has_kernel(s, masked, device);
 }
 
 }  // namespace
@@ -73,16 +63,13 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
     if (normalize && worth_normalized_fp16(s, masked, device)) return unit;
     return {Copies::none, dtype, precision};
   }
-  if ((dtype == Dtype::e4m3 || dtype == Dtype::e5m2) && worth_widening(s, masked, device)) {
-    return {Copies::fp16, Dtype::fp16, Precision::highest};
-  }
   if (dtype != Dtype::fp32) return {Copies::none, dtype, precision};
   if (precision == Precision::highest) {
     return {worth_3xfp16(s, masked, device) ? Copies::fp16x2 : Copies::none, dtype, precision};
   }
   const OperandConversion as_they_are{Copies::none, dtype, Precision::high};
   if (rows_per_document(s) < kRows || s.N == 0 || s.Ld == 0) return as_they_are;
-  const bool served = has_kernel(s, masked, false, device);
+  const bool served = has_kernel(s, masked, device);
   if (normalize && served && may_be_normalized_fp16(s)) return unit;
   if (precision == Precision::medium) return {Copies::bf16, Dtype::bf16, Precision::highest};
   if (precision == Precision::fp16) return {Copies::fp16, Dtype::fp16, Precision::highest};
@@ -92,7 +79,7 @@ OperandConversion plan_operand_conversion(const Sizes& s, Dtype dtype, Precision
 
 std::string explain(Copies copies, Dtype inputs) {
   const bool fp32 = inputs == Dtype::fp32;
-  const std::string of = fp32 ? "fp32 inputs, in " : is_quantized(inputs) ? "codes, in " : "inputs, in ";
+  const std::string of = fp32 ? "fp32 inputs, in " : "inputs, in ";
   const std::string as_tf32 = "the significant bits of TF32, at twice its speed";
   const std::string forms[] = {
       "",

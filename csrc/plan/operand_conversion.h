@@ -10,7 +10,7 @@ namespace late_interaction {
 enum class Copies {
   none,
   bf16,
-  fp16,  // of fp8 codes, exact
+  fp16,
   // fp16 with the significant bits and, by powers of two, the range of TF32: one for D, one a row of Q.
   scaled_fp16,
   // fp16, of bf16 and fp16 too: unit rows of D, and rows of Q times a power of two each.

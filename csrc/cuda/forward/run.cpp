@@ -335,14 +335,9 @@ void score_scaled_fp16(const ForwardCall& call, int terms, cudaStream_t stream) 
 
 // The copies are made of Q and D; the rest is what an operator has parsed of its call.
 void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
-                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners,
-                const TokenScaleViews& token_scales) {
-  const ForwardCall call{.in = in,
-                         .precision = how.precision,
-                         .normalize = normalize,
-                         .token_scales = token_scales,
-                         .scores = scores,
-                         .winners = winners};
+                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners) {
+  const ForwardCall call{
+      .in = in, .precision = how.precision, .normalize = normalize, .scores = scores, .winners = winners};
   const cudaStream_t stream = current_stream(Q.get_device_index());
   switch (how.copies) {
     case Copies::none:

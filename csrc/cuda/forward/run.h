@@ -70,7 +70,6 @@ OperandConversion operand_conversion(const Inputs& in, const std::string& precis
 
 // Converts the inputs Q and D, parsed as `in`, as `how` says, and computes scores, and winners where given.
 void score_into(const Tensor& Q, const Tensor& D, const Inputs& in, bool normalize,
-                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners,
-                const TokenScaleViews& token_scales = {});
+                const OperandConversion& how, const Tensor& scores, const OptionalTensor& winners);
 
 }  // namespace late_interaction

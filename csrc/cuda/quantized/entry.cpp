@@ -12,7 +12,7 @@ namespace late_interaction {
 
 namespace {
 
-// True if a kernel multiplies codes, as they are or as fp16 copies. If not, Python makes float32 copies.
+// True if a kernel multiplies codes. If not, Python makes float32 copies.
 bool has_kernel(const Inputs& in, bool scaled, int device) {
   Sizes s = in.sizes;
   if (s.Nq == 0 || s.N == 0 || s.Lq == 0 || s.Ld == 0) return true;  // nothing is
@@ -38,8 +38,7 @@ Tensor maxsim_quantized(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_D, Opti
   }
   const Tensor scores = new_tensor(Q, {in.sizes.Nq, in.sizes.N}, ScalarType::Float);
   const OptionalTensor no_winners;
-  const OperandConversion how = operand_conversion(in, "highest", false, on.index);
-  score_into(Q, D, in, false, how, scores, no_winners, scales);
+  forward_into({.in = in, .token_scales = scales, .scores = scores, .winners = no_winners});
   return scores;
 }
 
@@ -114,13 +113,7 @@ Tensor maxsim_quantized_packed(Tensor Q, Tensor D, Tensor scale_Q, Tensor scale_
                  d = dequantized(tokens, in.d_scale, in.dtype, stream);
     return score(with_operands(in, q, d), Precision::high, {});
   }
-  Inputs mean = in;
-  mean.sizes.Ld = mean_document(in.sizes);
-  if (operand_conversion(mean, "highest", false, on.index).copies != Copies::fp16) {
-    return score(in, Precision::highest, scales);
-  }
-  const Tensor q = torch::stable::to(rows, ScalarType::Half), d = torch::stable::to(tokens, ScalarType::Half);
-  return score(with_operands(in, q, d), Precision::highest, scales);
+  return score(in, Precision::highest, scales);
 }
 
 void quantize_rows_(Tensor rows, Tensor codes, Tensor scale) {
