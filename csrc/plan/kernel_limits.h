@@ -40,15 +40,17 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
 inline constexpr std::array kTileWidths = {152, 128, 104, 80};
 inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
 
-// Tiles of packed documents whose scales are under way: fewer than a ring has stages.
-inline constexpr int kScalesAhead = 2;
+// Tiles of packed documents whose scales are under way. A consumer holds a tile until the scales of the next
+// one are there, so a ring has two stages more: with fewer, both would wait for each other.
+inline constexpr int kScalesAhead = 2, kFewestScaledStages = kScalesAhead + 2;
 
 // sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
 inline constexpr int kRowsKept = 18 * 1024;
 
-// The widest tiles that registers allow.
+// The widest tiles that registers allow, and of packed documents with scales kFewestScaledStages.
 inline constexpr int kWidestSplitTile = 152;
-constexpr int widest_tile(bool masked, bool scaled, int k_chunks) {
+constexpr int widest_tile(bool masked, bool scaled, int k_chunks, bool doc_ranges = false) {
+  if (doc_ranges && scaled && k_chunks > 1) return 128;
   return masked && scaled ? 104 : masked || (scaled && k_chunks > 1) ? 152 : 160;
 }
 

@@ -50,7 +50,7 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
   };
   const int64_t documents_a_block = ceil_div(count_row_tiles(s, plan.rows) * s.N, device.sm_count);
   const auto allowed = [&](int width) {
-    return width <= widest_tile(masked(width), plan.scaled, plan.k_chunks) &&
+    return width <= widest_tile(masked(width), plan.scaled, plan.k_chunks, packed_ranges) &&
            (tokens == 0 || width == tokens);
   };
   const auto document_cost = [&](int width) {

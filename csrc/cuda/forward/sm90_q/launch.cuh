@@ -26,7 +26,10 @@ cudaError_t launch_sm90_q_tile(const ForwardLaunch<ForwardArgs>& call, const Ten
       constexpr bool kHasWhole = has_whole(sizeof(Element), kMasked, kScaled);
       if constexpr (has_tails(sizeof(Element), kMasked, kScaled)) {
         if (call.args.doc_ranges != nullptr && (kHasWhole || call.args.packed)) {
-          return launch_tile.template operator()<true, tail_width(kTokens)>();
+          if constexpr (kTokens <= widest_tile(kMasked, kScaled, kKChunks, true)) {
+            return launch_tile.template operator()<true, tail_width(kTokens)>();
+          }
+          return cudaErrorInvalidValue;
         }
       }
       if constexpr (kHasWhole) {
