@@ -47,7 +47,7 @@ inline constexpr int kScalesAhead = 2, kFewestScaledStages = kScalesAhead + 2;
 // sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
 inline constexpr int kRowsKept = 18 * 1024;
 
-// The widest tiles that registers allow, and of packed documents with scales kFewestScaledStages.
+// The widest tiles for which there are registers and, for packed documents with scales, enough stages.
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled, int k_chunks, bool doc_ranges = false) {
   if (doc_ranges && scaled && k_chunks > 1) return 128;
@@ -128,7 +128,7 @@ constexpr int mma_steps(int64_t bytes) {
   return 0;
 }
 // Bytes of shared memory that a token takes: an odd number of 16, so that neighbours lie in different banks.
-// In sm80_q the last 16 have scales of codes.
+// In sm80_q the last 16 of every fourth token have the scales of four tokens.
 constexpr int mma_pitch(int steps) { return 32 * steps + 16; }
 
 struct Sm80QShape {
