@@ -90,22 +90,30 @@ def encoded(count, queries, device, kept, sources):
 
 
 def planted(documents, count, device):
-    """Return `count` further documents: noisy copies of real ones."""
+    """Return `count` further documents: noisy copies of real ones, in a file: they may exceed memory."""
     generator = torch.Generator(device).manual_seed(1)
     chosen = torch.randint(len(documents), (count,), generator=generator, device=device).tolist()
-    found = []
+    size = sum(len(documents[i]) for i in chosen)
+    with tempfile.NamedTemporaryFile() as file:
+        kept = torch.from_file(file.name, shared=True, size=max(size, 1) * DIM, dtype=torch.float16)
+    found, kept = [], kept.view(-1, DIM)
     for start in range(0, count, AT_ONCE):
         originals = [documents[i] for i in chosen[start : start + AT_ONCE]]
         tokens = torch.cat(originals).to(device, torch.float32)
         noise = torch.randn(tokens.shape, generator=generator, device=device) * (NOISE / DIM**0.5)
-        noisy = normalize(tokens + noise, dim=-1).half().cpu()
-        found += noisy.split([len(x) for x in originals])
+        here, kept = kept.tensor_split([len(tokens)])
+        here.copy_(normalize(tokens + noise, dim=-1))
+        found += here.split([len(x) for x in originals])
     return found
 
 
-def packed(documents):
-    ends = torch.tensor([0, *map(len, documents)]).cumsum(0)
-    return li.Corpus.from_packed(torch.cat(documents), ends)
+def corpus_of(documents, folder, device, **options):
+    """Return a corpus in a folder, whose documents are encoded on the device."""
+    with li.Corpus.create(folder, d=DIM, **options) as builder:
+        for start in range(0, len(documents), AT_ONCE):
+            some = documents[start : start + AT_ONCE]
+            builder.add(torch.cat(some).to(device).split([*map(len, some)]))
+    return li.Corpus.open(folder)
 
 
 # ---- engines: what builds an index in a folder, and returns a search by each of its settings ----
@@ -123,11 +131,7 @@ def ours(codec, *passes):
             dtype = torch.float32 if device == "cpu" else torch.float16  # GPUs have tensor cores for it
             count = min(8192, len(sample) // 8)
             options = {"codec": li.codecs.Residual.train(sample.to(device), count, dtype=dtype)}
-        with li.Corpus.create(folder, d=DIM, **options) as builder:
-            for start in range(0, len(documents), AT_ONCE):
-                some = documents[start : start + AT_ONCE]
-                builder.add(torch.cat(some).to(device).split([*map(len, some)]))  # encoded there
-        corpus = li.Corpus.open(folder).to(device)
+        corpus = corpus_of(documents, folder, device, **options).to(device)
 
         def at(**more):
             def search(Q):
@@ -326,7 +330,9 @@ def run(args):
     Q, D = encoded(real, args.queries, args.device, args.tokens, args.texts)
     real = len(D)
     D += planted(D, args.documents - real, args.device)
-    exact = packed(D).search([q.to(args.device) for q in Q], 3 * TOP)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = corpus_of(D, f"{folder}/exact", args.device, dtype=torch.float16)
+        exact = corpus.search([q.to(args.device) for q in Q], 3 * TOP)
     rows = []
     try:
         for row in (row for name in args.engines for row in rows_of(name, Q, D, exact, args.device)):

@@ -11,11 +11,11 @@ def tokens(*lengths):
     return [normalize(torch.randn(n, engines.DIM), dim=-1).half() for n in lengths]
 
 
-def test_exact_searches_find_all_and_others_are_rated_against_them(monkeypatch):
+def test_exact_searches_find_all_and_others_are_rated_against_them(monkeypatch, tmp_path):
     D = tokens(*[3, 9, 20, 7, 5] * 8)
     D += engines.planted(D, 10, "cpu")
     Q = [normalize(x[:4] + 0.1 * torch.randn(x[:4].shape), dim=-1) for x in D[:6]]
-    exact = engines.packed(D).search(Q, 30)
+    exact = engines.corpus_of(D, str(tmp_path / "exact"), "cpu", dtype=torch.float16).search(Q, 30)
     monkeypatch.setattr(engines, "ENGINES", engines.ENGINES | {
         "broken": engines.Engine("torch", lambda *_: 1 / 0),
         "small": engines.Engine("torch", lambda *_: 1 / 0, most=49),
