@@ -293,6 +293,7 @@ def rows_of(name, Q, D, exact, device):
 def draw(rows, path, title):
     """Plot milliseconds of one query against recall, an engine a colour."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(8.0, 5.0), dpi=130, layout="constrained")
     axes = figure.add_subplot()
@@ -305,6 +306,7 @@ def draw(rows, path, title):
         axes.plot(*zip(*sorted(points), strict=True), marker=marker, label=kind)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
     axes.xaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("milliseconds of one query")
     axes.set_ylabel(f"share of the {TOP} best documents")
