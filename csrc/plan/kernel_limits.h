@@ -40,14 +40,10 @@ constexpr int token_scale_bytes(const Sm90DShape& shape, bool quantized) {
 inline constexpr std::array kTileWidths = {152, 128, 104, 80};
 inline constexpr std::array kInt8TileWidths = {160, 144, 128, 112, 80};
 
-// Tiles of packed documents whose scales are under way. A consumer holds a tile until the scales of the next
-// one are there, so a ring has two stages more: with fewer, both would wait for each other.
-inline constexpr int kScalesAhead = 2, kFewestScaledStages = kScalesAhead + 2;
-
 // sm90_q: bytes of shared memory beside the Q tile, the ring, and token masks and scales.
 inline constexpr int kRowsKept = 18 * 1024;
 
-// The widest tiles for which there are registers and, for packed documents with scales, enough stages.
+// The widest tiles for which there are registers and, for packed documents with scales, four stages.
 inline constexpr int kWidestSplitTile = 152;
 constexpr int widest_tile(bool masked, bool scaled, int k_chunks, bool doc_ranges = false) {
   if (doc_ranges && scaled && k_chunks > 1) return 128;

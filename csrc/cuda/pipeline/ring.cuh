@@ -43,6 +43,10 @@ struct Ring {
   __device__ __forceinline__ void producer_acquire(const PipelineState& state) const {
     ptx::mbarrier_wait_parity(empty(state.stage), state.parity ^ 1);
   }
+  // Returns whether they have; does not wait.
+  __device__ __forceinline__ bool producer_test(const PipelineState& state) const {
+    return ptx::mbarrier_test_parity(empty(state.stage), state.parity ^ 1);
+  }
   // Arrives, and makes the stage wait for `bytes` more, which TMA loads complete on full(stage).
   __device__ __forceinline__ void producer_expect(int stage, uint32_t bytes) const {
     ptx::mbarrier_arrive_expect_tx(full(stage), bytes);
@@ -56,6 +60,10 @@ struct Ring {
 
   __device__ __forceinline__ void consumer_wait(const PipelineState& state) const {
     ptx::mbarrier_wait_parity(full(state.stage), state.parity);
+  }
+  // Returns whether the stage is there; does not wait.
+  __device__ __forceinline__ bool consumer_test(const PipelineState& state) const {
+    return ptx::mbarrier_test_parity(full(state.stage), state.parity);
   }
   // Arrives once `loaded`, a word of the thread's last load from the stage, is there.
   __device__ __forceinline__ void consumer_release(int stage, uint32_t loaded) const {

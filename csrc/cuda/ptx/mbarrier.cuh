@@ -74,6 +74,19 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t mbarrier, uint32_t
       : "memory");
 }
 
+// Returns whether the phase of this parity has ended.
+__device__ __forceinline__ bool mbarrier_test_parity(uint32_t mbarrier, uint32_t parity) {
+  uint32_t ended;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.b32 %0, 1, 0, done;\n}\n"
+      : "=r"(ended)
+      : "r"(mbarrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
 // Synchronizes `threads` threads of the block at a named barrier (__syncthreads is barrier 0).
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");

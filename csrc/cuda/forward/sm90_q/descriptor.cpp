@@ -76,7 +76,6 @@ std::optional<ForwardPlan> plan_sm90_q(const Sizes& s, const ForwardTraits& trai
                         (plan.scaled ? 4 * scale_columns(plan.tokens) : 0);
   plan.stages =
       static_cast<int>(std::min<int64_t>((device.smem_per_block - kRowsKept - q) / stage, kMostStages));
-  if (packed_ranges && plan.scaled && plan.stages < kFewestScaledStages) return std::nullopt;
   plan.smem_bytes = static_cast<int>(q + plan.stages * stage + kRowsKept);
   plan.blocks_per_sm = 1;  // persistent
   share_out(s, plan, device);

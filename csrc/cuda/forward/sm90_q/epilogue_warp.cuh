@@ -5,7 +5,8 @@
 //     epilogue warp   lane: the maxima of every eighth row of 32 rows  <-                  of a quad
 //
 // The buffer holds one document, which the epilogue warp reads at once; the next one comes some thousand
-// clocks later. Of a split, the row maxima are stored, neither scaled nor summed.
+// clocks later. Packed codes, whose tiles take least, have two buffers, and an epilogue of fewer instructions
+// for documents whose maxima are finite. Of a split, the row maxima are stored, neither scaled nor summed.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -16,6 +17,7 @@ namespace late_interaction {
 // The j-th token range.
 template <class Tile>
 __device__ __forceinline__ DocRange doc_range_at(const ForwardArgs& p, const RowTile& tile, int32_t j) {
+  if constexpr (Tile::kPackedCodes) return p.doc_ranges[j];
   if (Tile::kWhole || (!Tile::kDocRanges && (p.doc_ranges == nullptr || j >= p.N))) return {0, p.Ld, j, 0};
   return p.doc_ranges[document_index(p, tile.query, j)];
 }
@@ -29,15 +31,32 @@ __device__ __forceinline__ bool leaves_maxima(const ForwardArgs& p) {
 // All lanes of both sides arrive on the mbarriers, since each writes, or reads, different words.
 template <class Tile>
 struct EpilogueBuffer {
-  static constexpr uint32_t kValueBytes = 128 * 16, kBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
+  static constexpr uint32_t kValueBytes = 128 * 16, kStageBytes = kValueBytes * (Tile::kWinners ? 2 : 1);
+  static constexpr int kStages = Tile::kPackedCodes ? 2 : 1;
+  static constexpr uint32_t kBytes = kStages * kStageBytes;
   uint32_t buffer;
-  Ring ring;  // of one stage
+  Ring ring;
+
+  // The stage of the document that comes after `before` others.
+  static __device__ __forceinline__ PipelineState state(uint32_t before) {
+    return {static_cast<int>(before % kStages), before / kStages & 1};
+  }
+  __device__ __forceinline__ uint32_t stage(int i) const { return buffer + i * kStageBytes; }
 
   // A lane's maxima, of rows 64 * block + 16 * warp + 8 * half + lane / 4 in the order of 2 * block + half.
   template <class Best>
-  __device__ __forceinline__ void give(Best (&best)[4], uint32_t parity) const {
-    ring.producer_acquire({0, parity});
-    const uint32_t lane_words = buffer + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32);
+  __device__ __forceinline__ void give(Best (&best)[4], const PipelineState& to) const {
+    ring.producer_acquire(to);
+    put(best, to.stage, stage(to.stage) + 256 * (ptx::tid_x() / 32 % 4) + 4 * (ptx::tid_x() % 32));
+  }
+  // Where a lane's words begin in a stage, by fewer instructions than above.
+  __device__ __forceinline__ uint32_t lane_words(int i) const {
+    const uint32_t thread = ptx::tid_x();
+    return stage(i) + 256 * (thread / 32 % 4) + 4 * (thread % 32);
+  }
+  // Into a stage that was acquired.
+  template <class Best>
+  __device__ __forceinline__ void put(Best (&best)[4], int i, uint32_t lane_words) const {
 #pragma unroll
     for (int h = 0; h < 4; ++h) {
       const uint32_t to = lane_words + 1024 * (h / 2) + 128 * (h % 2);
@@ -45,33 +64,39 @@ struct EpilogueBuffer {
       if constexpr (Tile::kWinners) ptx::st_shared(to + kValueBytes, best[h].token());
       best[h].clear();
     }
-    ring.producer_commit(0);
+    ring.producer_commit(i);
   }
 
   // Takes the maxima of the lane's rows, as Tile::slot. Of equal maxima the lowest token wins; the sentinel,
   // as unsigned, is the highest.
-  __device__ __forceinline__ void take(Maximum (&best)[4], uint32_t parity) const {
-    ring.consumer_wait({0, parity});
-    const uint32_t lane_rows = buffer + 512 * (ptx::tid_x() / 8 % 4) + 16 * (ptx::tid_x() % 8);
+  __device__ __forceinline__ void take(Maximum (&best)[4], const PipelineState& from) const {
+    ring.consumer_wait(from);
+    const uint32_t lane_rows = first_lane_row(from.stage);
 #pragma unroll
     for (int o = 0; o < 4; ++o) {
-      const uint32_t from = lane_rows + 128 * o;
-      const float4 m = ptx::ld_shared_v4_f32(from);
+      const uint32_t row = lane_rows + 128 * o;
+      const float4 m = ptx::ld_shared_v4_f32(row);
       const float value = max_keeping_nan(max_keeping_nan(m.x, m.y), max_keeping_nan(m.z, m.w));
       best[o] = {value, kSentinel};
       if constexpr (Tile::kWinners) {
-        const uint4 tokens = ptx::ld_shared_v4_b32(from + kValueBytes);
+        const uint4 tokens = ptx::ld_shared_v4_b32(row + kValueBytes);
         const auto where_best = [&](float maximum, uint32_t token) { return maximum == value ? token : ~0u; };
         best[o].token = static_cast<int32_t>(min(min(where_best(m.x, tokens.x), where_best(m.y, tokens.y)),
                                                  min(where_best(m.z, tokens.z), where_best(m.w, tokens.w))));
       }
     }
   }
+
+ private:
+  __device__ __forceinline__ uint32_t first_lane_row(int i) const {
+    if constexpr (Tile::kPackedCodes) return stage(i) + 512 * (threadIdx.x / 8 % 4) + 16 * (threadIdx.x % 8);
+    return stage(i) + 512 * (ptx::tid_x() / 8 % 4) + 16 * (ptx::tid_x() % 8);
+  }
 };
 
 // Holds what a lane of an epilogue warp needs for each document of a row tile.
 struct LaneEpilogue {
-  float4 scale;      // of the lane's rows, as in LaneRows
+  float4 scale;      // of the lane's rows, as in LaneRows; packed codes: 0 for kMaskedRow
   int64_t score_at;  // offset, for document 0, of the score that the lane stores; -1: it stores none
   // Blocks of 32 rows that each query has in this warp: 1, 2 or 4. 0: some block has rows of two queries.
   int32_t blocks;
@@ -123,7 +148,14 @@ struct EpilogueRows {
 
   __device__ __forceinline__ LaneEpilogue lane_epilogue() const {
     const int lane = threadIdx.x % 32;
-    return {scale[lane], score_at[lane], blocks};
+    LaneEpilogue held{scale[lane], score_at[lane], blocks};
+    if constexpr (Tile::kPackedCodes) {
+      for (float* s : {&held.scale.x, &held.scale.y, &held.scale.z, &held.scale.w}) {
+        if (*s == kMaskedRow) *s = 0.0f;
+      }
+      held.blocks = __shfl_sync(kFullWarp, blocks, 0);  // so that the compiler knows that all lanes have it
+    }
+    return held;
   }
 
   // LaneEpilogue::blocks. From one row to the next the query is the same, or a later one.
@@ -145,7 +177,7 @@ __device__ __forceinline__ void scale_and_store_winners(const ForwardArgs& p, co
                                                         const LaneEpilogue& held, int32_t j,
                                                         Maximum (&best)[4]) {
   const int lane = ptx::tid_x() % 32;
-  const float4 loaded = Tile::kQuantized ? held.scale : rows.scale[lane];
+  const float4 loaded = Tile::kQuantized && !Tile::kPackedCodes ? held.scale : rows.scale[lane];
   const float scale[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
   for (int o = 0; o < 4; ++o) best[o] = scaled(best[o], scale[o]);
@@ -197,10 +229,63 @@ __device__ __forceinline__ void store_sums(const ForwardArgs& p, const EpilogueR
   }
 }
 
+// Does all for a document of packed codes that has tokens, and whose maxima are finite; else returns false.
+// If a maximum is infinite or NaN, also that of a masked row, so is its product with a scale.
+template <class Tile>
+__device__ __forceinline__ bool finish_finite(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
+                                              int stage, const EpilogueRows<Tile>& rows,
+                                              const LaneEpilogue& held, const DocRange& doc_range,
+                                              const Maximum (&best)[4]) {
+  // 0 is added so that a masked row adds 0, and not -0.
+  const Maximum terms[4] = {{fmaf(best[0].value, held.scale.x, 0.0f), kSentinel},
+                            {fmaf(best[1].value, held.scale.y, 0.0f), kSentinel},
+                            {fmaf(best[2].value, held.scale.z, 0.0f), kSentinel},
+                            {fmaf(best[3].value, held.scale.w, 0.0f), kSentinel}};
+  const float sum = terms[0].value + terms[1].value + terms[2].value + terms[3].value;
+  if (leaves_maxima<Tile>(p) || !__all_sync(kFullWarp, fabsf(sum) < INFINITY && doc_range.length > 0)) {
+    return false;
+  }
+  from.ring.consumer_release(stage);
+  store_sums<Tile>(p, rows, held, doc_range.document, terms);
+  return true;
+}
+
 // The consumer that this epilogue warp serves: computed again at each use, for want of registers.
 template <class Tile>
 __device__ __forceinline__ int followed_consumer() {
   return ptx::tid_x() / 32 - Tile::kFirstEpilogueWarp;
+}
+
+// Does all for a document: computes its maxima again that are NaN or infinite, stores winners and sums.
+template <class Tile>
+__device__ __forceinline__ void finish_document(const ForwardArgs& p, const EpilogueBuffer<Tile>& from,
+                                                int stage, const EpilogueRows<Tile>& rows, LaneEpilogue& held,
+                                                int32_t j, const DocRange& doc_range, Maximum (&best)[4]) {
+#pragma unroll
+  for (int o = 0; o < Tile::kLaneRows; ++o) {
+    if (doc_range.length == 0) best[o].value = -INFINITY;
+    if constexpr (Tile::kWinners) {
+      const int32_t token = max(best[o].token, 0);
+      best[o].token = doc_range.argmax_base < 0 ? p.compacted.positions[~doc_range.argmax_base + token]
+                                                : token + doc_range.argmax_base;
+    }
+  }
+  const auto tokens_of = [&] {
+    return leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
+                                  : whole_document(p, rows.tile.query, doc_range.document);
+  };
+  const bool rare = resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document,
+                                               tokens_of, WaitingMaxima<16>{from.stage(stage), 4}, best);
+  if constexpr (Tile::kQuantized) {
+    if (rare || Tile::kPackedCodes) held = rows.lane_epilogue();  // so that the above has their registers
+  }
+  from.ring.consumer_release(stage);
+  if (leaves_maxima<Tile>(p)) {
+    leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);
+  } else {
+    scale_and_store_winners<Tile>(p, rows, held, doc_range.document, best);
+    store_sums<Tile>(p, rows, held, doc_range.document, best);
+  }
 }
 
 // One warp: runs the epilogue of each document of its consumer.
@@ -215,7 +300,7 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
   // Codes alone hold them, whose tiles take least: a load of shared memory, busy with the wgmma, takes some
   // 150 clocks. Elsewhere registers are short.
   LaneEpilogue held;
-  for (uint32_t parity = 0; documents > 0; parity ^= 1, --documents) {
+  for (PipelineState state; documents > 0; state.advance(EpilogueBuffer<Tile>::kStages), --documents) {
     if (!entered) {
       rows.take(p, row_tile(p, tile_index, Tile::kRows), followed_consumer<Tile>());
       if constexpr (Tile::kQuantized) held = rows.lane_epilogue();
@@ -223,31 +308,12 @@ __device__ void run_epilogue_warp(const ForwardArgs& p, const EpilogueBuffer<Til
     }
     Maximum best[Tile::kLaneRows];
     const DocRange doc_range = doc_range_at<Tile>(p, rows.tile, j);
-    from.take(best, parity);
-#pragma unroll
-    for (int o = 0; o < Tile::kLaneRows; ++o) {
-      if (doc_range.length == 0) best[o].value = -INFINITY;
-      if constexpr (Tile::kWinners) {
-        const int32_t token = max(best[o].token, 0);
-        best[o].token = doc_range.argmax_base < 0 ? p.compacted.positions[~doc_range.argmax_base + token]
-                                                  : token + doc_range.argmax_base;
-      }
+    from.take(best, state);
+    bool finished = false;
+    if constexpr (Tile::kPackedCodes) {
+      finished = finish_finite<Tile>(p, from, state.stage, rows, held, doc_range, best);
     }
-    const auto tokens_of = [&] {
-      return leaves_maxima<Tile>(p) ? Span{doc_range.argmax_base, doc_range.length}
-                                    : whole_document(p, rows.tile.query, doc_range.document);
-    };
-    if (resolve_waiting_rows<Tile>(p, rows.tile, followed_consumer<Tile>(), doc_range.document, tokens_of,
-                                   WaitingMaxima<16>{from.buffer, 4}, best)) {
-      if constexpr (Tile::kQuantized) held = rows.lane_epilogue();  // so that the above has their registers
-    }
-    from.ring.consumer_release(0);
-    if (leaves_maxima<Tile>(p)) {
-      leave_maxima<Tile>(p, rows.tile, followed_consumer<Tile>(), j, best);
-    } else {
-      scale_and_store_winners<Tile>(p, rows, held, doc_range.document, best);
-      store_sums<Tile>(p, rows, held, doc_range.document, best);
-    }
+    if (!finished) finish_document<Tile>(p, from, state.stage, rows, held, j, doc_range, best);
     if (++j == p.N) {
       j = 0;
       ++tile_index;

@@ -64,6 +64,7 @@ struct Sm90QPolicy {
   bool reads_ahead;    // a consumer reads scales one tile before it multiplies by them
   int unroll_tiles;    // tiles in the body of the loop
   bool staggered;      // the second consumer begins with a single tile
+  bool looks_early;    // a consumer of packed codes reads what lies beside the next stage before it folds
 };
 
 // Has a parameter for each trait of a tile that its schedule depends on.
@@ -83,6 +84,8 @@ constexpr Sm90QPolicy sm90_q_policy(int columns, int k_chunks, bool quantized, b
   policy.unroll_tiles = shortest_fold || (masked && winners && !scaled) ? 1 : long_body ? 2 : 4;
   // Without it both consumers would wait for their wgmma at once.
   policy.staggered = quantized && scaled && !policy.three_at_once;
+  // Measured: int8 takes a tenth longer the other way, fp8 a twentieth this way.
+  policy.looks_early = !float_sums;
   return policy;
 }
 
@@ -100,7 +103,7 @@ struct Sm90QTile {
   static constexpr bool kWinners = kWinners_, kPacked = true;
   static constexpr bool kMasked = kMasked_, kScaled = kScaled_, kMaskedOrScaled = kMasked || kScaled;
   static constexpr bool kQuantized = sizeof(Element) == 1;
-  static constexpr bool kDocRanges = kDocRanges_;
+  static constexpr bool kDocRanges = kDocRanges_, kPackedCodes = kDocRanges && kScaled;
   // All documents have Ld tokens, none compacted.
   static constexpr bool kWhole = has_whole(sizeof(Element), kMasked, kScaled) && !kDocRanges;
   static constexpr int kTail = kTail_;
@@ -162,10 +165,15 @@ struct Sm90QShared {
   }
   __device__ __forceinline__ Ring q_ring() const { return {barriers}; }
   __device__ __forceinline__ EpilogueBuffer<Tile> epilogue_buffer(int consumer) const {
-    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes, {barriers + 16 + 16 * consumer}};
+    return {epilogue_buffers + consumer * EpilogueBuffer<Tile>::kBytes,
+            {barriers + (1 + consumer * EpilogueBuffer<Tile>::kStages) * Ring::kBytes}};
   }
-  __device__ __forceinline__ Ring ring() const { return {barriers + 48}; }
-  __device__ __forceinline__ uint32_t stage_tile(int i) const { return barriers + 176 + 4 * i; }
+  __device__ __forceinline__ Ring ring() const {
+    return {barriers + (1 + Tile::kConsumers * EpilogueBuffer<Tile>::kStages) * Ring::kBytes};
+  }
+  __device__ __forceinline__ uint32_t stage_tile(int i) const {
+    return ring().barriers + 8 * Ring::kBytes + 4 * i;  // behind kMostStages
+  }
 };
 
 enum class Width : uint32_t { none, full, tail, brief };
@@ -257,6 +265,17 @@ struct ColumnScales {
   __device__ __forceinline__ void hold() {
 #pragma unroll
     for (int n = 0; n < Tile::kColumns / 8; ++n) held[n] = load(n);
+  }
+
+  // The similarities that leave_out writes, times these scales, are -infinity.
+  template <int kFirst, int kWidth>
+  __device__ __forceinline__ void leave_out(int32_t count) {
+    const int32_t kept = count - 2 * static_cast<int32_t>(ptx::tid_x() % 4);
+#pragma unroll
+    for (int n = kFirst / 8; n < kWidth / 8; ++n) {
+      if (8 * n >= kept) held[n].x = FLT_MAX;
+      if (8 * n + 1 >= kept) held[n].y = FLT_MAX;
+    }
   }
 
   // The same for scales that lie in fours: reads those of columns 8 * n to 8 * n + 15; of all from 8 * kFirst
@@ -368,17 +387,21 @@ __device__ __forceinline__ void fold_block(const typename Tile::Accumulator (&c)
   if constexpr (!Tile::kMasked) CodeMaximumFold<Value>::take(rows, top, seen);
 }
 
-// Overwrites the similarities of columns that do not count in a tile that has some. Documents that fit a tail
-// have no wider tile.
+// The first column that may not count in a tile of kWidth: documents that fit a tail have no wider tile.
+template <class Tile, int kWidth>
+__device__ constexpr int first_left_out() {
+  return kWidth > Tile::kTail ? Tile::kTail : kWidth > Tile::kBrief ? Tile::kBrief : 0;
+}
+
+// Overwrites the similarities of columns that do not count in a tile that has some.
 template <class Tile, int kWidth>
 __device__ __forceinline__ void leave_out(typename Tile::Accumulator (&c)[Tile::kColumns / 2],
                                           const StageTile& tile) {
   using Accumulator = typename Tile::Accumulator;
   constexpr Accumulator kNone = CodeMaximumFold<Accumulator>::kNone;
-  constexpr int kCounting = kWidth > Tile::kTail ? Tile::kTail : kWidth > Tile::kBrief ? Tile::kBrief : 0;
   const int32_t kept = kWidth + tile.begin - 2 * static_cast<int32_t>(ptx::tid_x() % 4);
 #pragma unroll
-  for (int n = kCounting / 8; n < kWidth / 8; ++n) {
+  for (int n = first_left_out<Tile, kWidth>() / 8; n < kWidth / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       if (8 * n + e >= kept) c[4 * n + e] = c[4 * n + 2 + e] = kNone;
@@ -415,8 +438,11 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
     const RowTile rows = row_tile(p, items.row_tile, Tile::kRows);
     load_q_tile<Tile>(
         maps.Q, smem.q, smem.q_ring(), q_state, [&] { return first_query_token(p, rows); }, rows.query);
+    DocRange following;
+    if constexpr (Tile::kPackedCodes) following = doc_range_at<Tile>(p, rows, items.first);
     for (int32_t j = items.first; j < items.end; ++j) {
-      const DocRange doc_range = doc_range_at<Tile>(p, rows, j);
+      const DocRange doc_range = Tile::kPackedCodes ? following : doc_range_at<Tile>(p, rows, j);
+      if (Tile::kPackedCodes && j + 1 < items.end) following = doc_range_at<Tile>(p, rows, j + 1);
       const CUtensorMap* map = doc_range.compacted() ? &maps.compacted : &maps.D;
       const int32_t item = doc_range.compacted() || p.packed ? 0 : doc_range.document;
       const int32_t outer = doc_range.compacted() ? 0 : rows.query;
@@ -428,7 +454,8 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
           if (!tile.ends) {
             next = tile_at<Tile>(doc_range.length, t + Tile::kColumns);
           } else if (j + 1 < items.end) {
-            next = tile_at<Tile>(doc_range_at<Tile>(p, rows, j + 1).length, 0);
+            if constexpr (!Tile::kPackedCodes) following = doc_range_at<Tile>(p, rows, j + 1);
+            next = tile_at<Tile>(following.length, 0);
           }
           next.ends = tile.ends;
           ptx::st_shared(smem.stage_tile(state.stage), next.packed());
@@ -449,80 +476,84 @@ __device__ void load_tiles(const ForwardArgs& p, const TensorMaps& maps, const S
   }
 }
 
-// One warp, where documents have ranges: lane l copies the scales of columns l, l + 32, ... Copies of the
-// next tiles are under way before those of a tile have landed and are checked: tiles are shorter than the
-// latency of memory.
+// One warp, for packed codes: lane l copies the scales of columns l, l + 32, ... Those of two tiles are under
+// way, since tiles are shorter than the latency of memory.
 template <class Tile>
 struct DocRangeScaleProducer {
+  static constexpr int kRounds = (Tile::kColumns + 31) / 32;
+
+  struct Scales {
+    float of_column[kRounds];
+    bool loaded = false;
+  };
+
   const ForwardArgs& p;
   const Sm90QShared<Tile>& smem;
-  PipelineState state, landing;
-  int32_t under_way = 0;
+  PipelineState state;
+  int32_t documents, j;           // left, with the one at hand; the index of the one behind it
+  int32_t t;                      // the next tile's first token in the document at hand
+  DocRange doc_range, following;  // of the document at hand, of the one behind it
 
-  // Where a stage has the scale of this lane's first column; that of its next one lies 128 bytes on.
-  __device__ __forceinline__ uint32_t scales_of_lane(int stage) const {
-    return smem.token_scales_of(stage) + 4 * scale_index<true>(ptx::tid_x() % 32);
+  __device__ __forceinline__ DocRangeScaleProducer(const ForwardArgs& args, const Sm90QShared<Tile>& shared)
+      : p(args), smem(shared) {
+    const WorkRange range = WorkRange::of_block(p);
+    documents = static_cast<int32_t>(range.end - range.work_tile);
+    if (documents <= 0) return;
+    j = static_cast<int32_t>(range.work_tile % p.N);
+    following = p.doc_ranges[j];
+    enter_document();
   }
 
-  // Columns that do not count have the scale FLT_MAX: leave_out's similarities times that are -infinity.
-  __device__ __forceinline__ void copy(const DocRange& doc_range, const StageTile& tile) {
-    const int32_t width = columns_of<Tile>(tile.width), count = width + min(tile.begin, 0);
-    const int64_t token = doc_range.first + max(tile.begin, 0) + ptx::tid_x() % 32;
+  __device__ __forceinline__ void enter_document() {
+    doc_range = following;
+    t = 0;
+    if (++j == p.N) j = 0;
+    if (documents > 1) following = p.doc_ranges[j];
+  }
+
+  // The scale of a column that does not count may be any number: leave_out overwrites it.
+  __device__ __forceinline__ void load_next(Scales& scales) {
+    scales.loaded = documents > 0;
+    if (!scales.loaded) return;
+    const int lane = threadIdx.x % 32;
+    const StageTile tile = tile_at<Tile>(doc_range.length, t);
+    const bool given = p.d_scales.data != nullptr;
+    const int32_t count = given ? columns_of<Tile>(tile.width) + min(tile.begin, 0) : 0;
+    const int64_t token = doc_range.first + max(tile.begin, 0) + lane;
     const float* from = p.d_scales.data + token * p.d_scales.token_stride;
-    smem.ring().producer_acquire(state);
-    const uint32_t to = scales_of_lane(state.stage);
 #pragma unroll
-    for (int first = 0; first < Tile::kColumns; first += 32) {
-      if (first >= width) break;
-      const int32_t column = first + ptx::tid_x() % 32;
-      if (column < count && p.d_scales.data != nullptr) {
-        ptx::cp_async_narrow<4>(to + 4 * first, from, 4);
-      } else if (column < width) {
-        ptx::st_shared(to + 4 * first, __float_as_uint(column < count ? 1.0f : FLT_MAX));
-      }
+    for (int i = 0; i < kRounds; ++i) {
+      scales.of_column[i] = 32 * i + lane < count ? *from : 1.0f;
       from += 32 * p.d_scales.token_stride;
     }
-    ptx::cp_async_commit();
-    state.advance(p.stages);
-    ++under_way;
+    t += Tile::kColumns;
+    if (t < doc_range.length) return;
+    --documents;
+    enter_document();
   }
 
-  template <int kPending>
-  __device__ __forceinline__ void check_and_commit() {
-    constexpr int kRounds = (Tile::kColumns + 31) / 32;
-    ptx::cp_async_wait<kPending>();
-    const uint32_t at = scales_of_lane(landing.stage);
-    const auto exists = [](int i) { return 32 * i + static_cast<int>(ptx::tid_x() % 32) < Tile::kColumns; };
-    float scales[kRounds];
+  __device__ __forceinline__ void store(const Scales& scales) {
+    const int lane = threadIdx.x % 32;
+    smem.ring().producer_acquire(state);
+    const uint32_t at = smem.token_scales_of(state.stage) + 4 * scale_index<true>(lane);
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      scales[i] = exists(i) ? __uint_as_float(ptx::ld_shared(at + 128 * i)) : 0.0f;
+      if (32 * i + lane < Tile::kColumns) {
+        ptx::st_shared(at + 128 * i, __float_as_uint(usable_scale(scales.of_column[i])));
+      }
     }
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const float usable = usable_scale(scales[i]);
-      if (isnan(usable)) ptx::st_shared(at + 128 * i, __float_as_uint(usable));
-    }
-    smem.ring().producer_commit(landing.stage);
-    landing.advance(p.stages);
-    --under_way;
+    smem.ring().producer_commit(state.stage);
+    state.advance(p.stages);
   }
 
   __device__ __forceinline__ void run() {
-    for (WorkRange range = WorkRange::of_block(p); range.work_tile < range.end;) {
-      const RowTileItems items = take_row_tile_items(range.work_tile, range.end, int64_t{p.N});
-      const RowTile rows = row_tile(p, items.row_tile, Tile::kRows);
-      DocRange next = doc_range_at<Tile>(p, rows, items.first);
-      for (int32_t j = items.first; j < items.end; ++j) {
-        const DocRange doc_range = next;
-        if (j + 1 < items.end) next = doc_range_at<Tile>(p, rows, j + 1);
-        for (int32_t t = 0; t < max(doc_range.length, 1); t += Tile::kColumns) {
-          copy(doc_range, tile_at<Tile>(doc_range.length, t));
-          if (under_way > kScalesAhead) check_and_commit<kScalesAhead>();
-        }
-      }
-    }
-    while (under_way > 0) check_and_commit<0>();
+    Scales even, odd;
+    do {
+      if (even.loaded) store(even);
+      load_next(even);
+      if (odd.loaded) store(odd);
+      load_next(odd);
+    } while (even.loaded);
   }
 };
 
@@ -626,6 +657,7 @@ struct Sm90QConsumer {
   ColumnScales<Tile> token_scales;
   int32_t t;        // the current tile's first token in its document range
   StageTile tile;   // the current tile, where documents have ranges; its `ends` is that of the one before
+  StageTile next;   // of packed codes: what lies beside the current stage
   uint32_t handed;  // documents left to the epilogue warp so far
 
   template <int kWidth>
@@ -691,7 +723,7 @@ struct Sm90QConsumer {
   // last tile of a body may have columns that do not count: elsewhere ptxas would run out of registers.
   template <int kWidth, int kNext>
   __device__ __forceinline__ void take_tile(Accumulator (&c)[2][Tile::kColumns / 2], bool more) {
-    static_assert(!Tile::kDocRanges || !Tile::kScaled);  // take_scaled_tile
+    static_assert(!Tile::kPackedCodes);  // take_scaled_tile
     multiply<kWidth>(c[1], 1);
     // Before the waits, so that the next tile knows whether the range ends. With scales there is no register
     // for that, nor for the next tile of a document range with winners.
@@ -740,7 +772,7 @@ struct Sm90QConsumer {
       smem.ring().consumer_release(folded.stage);
     t += Tile::kColumns;
     if (Tile::kScaled ? t >= spilled(kLength) : read.ends) {
-      epilogue_buffer.give(best, handed++ & 1);
+      epilogue_buffer.give(best, epilogue_buffer.state(handed++));
       if constexpr (!Tile::kDocRanges) enter(Tile::kWhole ? 0 : spilled(kItem) + 1);
     }
     if constexpr (Tile::kDocRanges) tile = read;
@@ -785,27 +817,42 @@ struct Sm90QConsumer {
   }
 
   // Takes a tile of packed codes, kWidth columns wide, whose scales are held, and reads those of the next
-  // one.
+  // one. Barriers are tested while wgmma run, since an answer takes a while; as a rule it is that the stage
+  // is there, and that the epilogue warp has read the buffer.
   template <int kWidth>
   __device__ __forceinline__ void take_scaled_tile() {
+    constexpr bool kEarly = Tile::kPolicy.looks_early;
     Accumulator c[2][Tile::kColumns / 2];
     multiply<kWidth>(c[0], 0);
     multiply<kWidth>(c[1], 1);
-    const uint32_t word = read_stage_tile(state.stage);
     if (__builtin_expect(tile.begin < 0, false)) {
       ptx::wgmma_wait<0>();
       leave_out<Tile, kWidth>(c[0], tile);
       leave_out<Tile, kWidth>(c[1], tile);
+      token_scales.template leave_out<first_left_out<Tile, kWidth>(), kWidth>(kWidth + tile.begin);
+    }
+    const bool more = next.width != Width::none;
+    const int folded = state.stage;
+    state.advance(p.stages);
+    const bool there = smem.ring().consumer_test(state);
+    const PipelineState to = epilogue_buffer.state(handed);
+    bool free = false;
+    uint32_t lane_words = 0, word = 0;
+    if constexpr (kEarly) {
+      free = epilogue_buffer.ring.producer_test(to);
+      lane_words = epilogue_buffer.lane_words(to.stage);
+      asm volatile("" : "+r"(lane_words));  // not where it is needed
+      if (more && there) word = read_stage_tile(state.stage);
     }
     ptx::wgmma_wait<1>();
-    const StageTile read = StageTile::unpacked(word);
-    const bool more = read.width != Width::none;
     // Always true, but not to the compiler, as in take_tile.
     if (__float_as_uint(p.zeros[0]) == 0)
       fold_block<Tile, kWidth>(c[0], best, 0.0f, p.zeros, token_scales, [](int) {});
-    const int folded = state.stage;
-    state.advance(p.stages);
-    if (more) wait_for_stage();
+    if (__builtin_expect(more && !there, false)) {
+      wait_for_stage();
+      if constexpr (kEarly) word = read_stage_tile(state.stage);
+    }
+    if (!kEarly && more) word = read_stage_tile(state.stage);
     ptx::wgmma_wait<0>();
     smem.ring().consumer_release(folded);
     token_scales.enter_fours(smem.token_scales_of(state.stage));
@@ -814,14 +861,20 @@ struct Sm90QConsumer {
       if (n % 4 == 3) __syncwarp();  // else the compiler would move all loads to the end
     });
     if (more) token_scales.template hold_fours<kWidth / 16 * 2>();
-    if (read.ends) epilogue_buffer.give(best, handed++ & 1);
-    tile = read;
+    if (next.ends) {
+      if (__builtin_expect(!free, false)) epilogue_buffer.ring.producer_acquire(to);
+      epilogue_buffer.put(best, to.stage, kEarly ? lane_words : epilogue_buffer.lane_words(to.stage));
+      ++handed;
+    }
+    tile = next;
+    next = StageTile::unpacked(word);
   }
 
   // Does the same as take_doc_range_tiles, where tokens have scales.
   __device__ __forceinline__ void take_scaled_range_tiles(int32_t first) {
     tile = first_tile(first);
     wait_for_stage();
+    next = StageTile::unpacked(read_stage_tile(state.stage));
     token_scales.enter_fours(smem.token_scales_of(state.stage));
     token_scales.hold_fours();
     do {
@@ -880,7 +933,7 @@ struct Sm90QConsumer {
       const int64_t documents = WorkRange::of_block(p, ptx::ctaid_x()).end - spilled(kTile) * p.N - first;
       if (documents <= 0) break;
       smem.q_ring().consumer_wait(q_state);
-      if constexpr (Tile::kDocRanges && Tile::kScaled) {
+      if constexpr (Tile::kPackedCodes) {
         take_scaled_range_tiles(first);
       } else if constexpr (Tile::kDocRanges) {
         take_doc_range_tiles(first);
@@ -903,7 +956,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     constexpr bool kBeside = Tile::kMaskedOrScaled;  // of token scales all lanes write and read some
     smem.ring().init(p.stages, kBeside ? 1 + 32 : 1, (kBeside ? 128 : 4) * Tile::kConsumers);
     for (int consumer = 0; consumer < Tile::kConsumers; ++consumer)
-      smem.epilogue_buffer(consumer).ring.init(1, 128, 32);
+      smem.epilogue_buffer(consumer).ring.init(EpilogueBuffer<Tile>::kStages, 128, 32);
     smem.q_ring().init(1, 1, 4 * Tile::kConsumers);
     ptx::fence_mbarrier_init();
   }
@@ -923,7 +976,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if constexpr (Tile::kMaskedOrScaled) {
       using Producer =
           std::conditional_t<Tile::kDocRanges, DocRangeScaleProducer<Tile>, TokenScaleProducer<Tile>>;
-      if (helper / 32 == 1) Producer{p, smem}.run();
+      if (helper / 32 == 1) Producer(p, smem).run();
     }
     const int consumer = threadIdx.x / 32 - Tile::kFirstEpilogueWarp;
     if (consumer >= 0) {
@@ -931,8 +984,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    // A value of its own: the compiler would spill what it computes it from.
-    if constexpr (Tile::kDocRanges && Tile::kScaled) asm volatile("" : "+r"(smem.first_stage));
+    // Values of their own: the compiler would spill what it computes them from.
+    if constexpr (Tile::kPackedCodes) asm volatile("" : "+r"(smem.first_stage), "+r"(smem.barriers));
     Sm90QConsumer<Tile> consumer{p, smem, smem.epilogue_buffer(warpgroup),
                                  smem.q + 2 * warpgroup * 64 * kKChunkBytes};
     consumer.run();
