@@ -76,10 +76,9 @@ def encoded(count, queries, device, kept, sources):
     model = Encoder(torch.device(device)).model
     model.max_seq_length = LONGEST
     turn = torch.nn.init.orthogonal_(torch.empty(DIM, 384), generator=generator).to(device)
-    at_once = 64 if device == "cpu" else 512
 
     def encode(texts, task):
-        tokens = task(texts, batch_size=at_once, show_progress_bar=True)
+        tokens = task(texts, batch_size=64 if device == "cpu" else 512, show_progress_bar=True)
         return [normalize(x.to(device).float() @ turn.T, dim=-1).half().cpu() for x in tokens]
 
     Q = encode([pairs[i][0] for i in order[:queries]], model.encode_query)
@@ -304,12 +303,10 @@ def draw(rows, path, title):
     for kind, points in series.items():
         marker = "o" if kind.startswith("ours") else "s"
         axes.plot(*zip(*sorted(points), strict=True), marker=marker, label=kind)
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel="milliseconds of one query", ylabel=f"share of the {TOP} best documents")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.set_xlabel("milliseconds of one query")
-    axes.set_ylabel(f"share of the {TOP} best documents")
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
