@@ -9,6 +9,10 @@ from bench.harness import results
 from tests.support.programs import printed
 
 
+def positive(printed_number):
+    return float(printed_number.replace(",", "")) > 0  # 2,937 on a busy host
+
+
 def test_first_passes_are_timed_and_their_recall_is_told(capsys, tmp_path):
     sizes = ["--documents", "40", "--Ld", "8", "--Lq", "5", "--d", "16", "--candidates", "10", "40"]
     kept = tmp_path / "first-pass.txt"
@@ -17,8 +21,8 @@ def test_first_passes_are_timed_and_their_recall_is_told(capsys, tmp_path):
     told = capsys.readouterr().out.rstrip("\n")
     rows = [line.split() for line in told.splitlines()]
     assert [row[0] for row in rows[3:]] == ["bfloat16", "fp8", "int8", "hamming", "1bit", "4bit"]
-    assert all(float(row[1]) > 0 and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])
-    assert all(float(row[5]) > 0 for row in rows[3:]) and float(rows[4][4]) == 1  # fp8 over fp8
+    assert all(positive(row[1]) and float(row[-1]) == 1 and 0 < float(row[-2]) <= 1 for row in rows[3:])
+    assert all(positive(row[5]) for row in rows[3:]) and float(rows[4][4]) == 1  # fp8 over fp8
     head, _, table = kept.read_text().rstrip("\n").partition("\n\n")
     assert table == told and head.endswith(f" -m bench {' '.join(given)}`") and "commit" in head
 
@@ -42,7 +46,7 @@ def test_pooling_is_timed(capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][:4] == ["documents", "[3,", "20,", "8],"]
     assert [row[0].rstrip(",") for row in rows[3:]] == ["ward", "kmeans", "ward", "kmeans", "ward"]
-    assert all(float(row[-3]) > 0 for row in rows[3:7])
+    assert all(positive(row[-3]) for row in rows[3:7])
 
 
 def test_searches_of_passages_are_timed(capsys):
@@ -85,9 +89,9 @@ def test_a_step_by_shares_is_timed_and_compared(world, tmp_path):
     rows = [line.split() for line in lines[-4:]]
     batch = str(7 // world * world)
     assert [row[:2] for row in rows] == [["12", "0"], ["12", "0.001"], [batch, "0"], [batch, "0.001"]]
-    assert all(float(x) > 0 for row in rows for x in (row[2], row[3], row[5]))
+    assert all(positive(x) for row in rows for x in (row[2], row[3], row[5]))
     exact, skipping = rows[::2], rows[1::2]
-    assert all(float(row[-1]) < 1e-5 and float(row[-3]) < 1e-5 and float(row[-5]) > 0 for row in exact)
+    assert all(float(row[-1]) < 1e-5 and float(row[-3]) < 1e-5 and positive(row[-5]) for row in exact)
     assert all(float(row[-1]) < 1e-3 and row[-3:-1] == ["-", "-"] for row in skipping)
 
 
@@ -97,5 +101,5 @@ def test_steps_of_single_vectors_are_timed_and_compared(world, tmp_path):
     words = "single-vectors --batches 150,301 --dims 16 --sustain 0.01"
     rows = [line.split() for line in by_processes(world, tmp_path / "single.txt", words)[-2:]]
     assert [row[:2] for row in rows] == [["150", str(world)], [str(301 // world * world), str(world)]]
-    assert all(float(row[2].replace(",", "")) > 0 and float(row[4]) > 0 for row in rows)
+    assert all(positive(row[2]) and positive(row[4]) for row in rows)
     assert all(float(x) < 1e-4 for row in rows for x in (row[-5], row[-3], row[-1]))
